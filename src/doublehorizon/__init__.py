@@ -1,0 +1,24 @@
+"""Double Horizon Model-Based Policy Optimization. Names are loaded when used: workers never import JAX."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from doublehorizon import presets as presets
+    from doublehorizon.api import DHMBPO as DHMBPO
+    from doublehorizon.config import Config as Config
+    from doublehorizon.errors import UserError as UserError
+    from doublehorizon.policy import load_policy as load_policy
+
+__version__ = "0.1.0"
+__all__ = ["DHMBPO", "Config", "UserError", "__version__", "load_policy", "presets"]
+
+_HOMES = {"DHMBPO": "api", "Config": "config", "UserError": "errors", "load_policy": "policy"}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "presets":
+        return import_module("doublehorizon.presets")
+    if name in _HOMES:
+        return getattr(import_module(f"doublehorizon.{_HOMES[name]}"), name)
+    raise AttributeError(f"module 'doublehorizon' has no attribute {name!r}")

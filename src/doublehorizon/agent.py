@@ -1,0 +1,169 @@
+"""The algorithm, on one page (the paper's Algorithm 1, one iteration of it).
+
+    collect L steps with the policy             workers, NumPy (`train.py`)
+    replay <- those steps                       `store`
+    fit the model                               `fit_model`
+    critics alone for L/4 updates, then
+    L/20 rounds of: DR, 20 joint updates        `improve_policy`
+
+Each of the three is one compiled program over all seeds; nothing crosses between host and device inside them.
+"""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+from jaxtyping import Array, Int, PRNGKeyArray
+
+from doublehorizon import fit as fits
+from doublehorizon import replay as replays
+from doublehorizon.config import Config, max_epochs, patience
+from doublehorizon.dynamics import World, raw_target
+from doublehorizon.networks import Actor, Critic, Dynamics, ensemble
+from doublehorizon.normalizer import fit_normalizer, identity
+from doublehorizon.replay import Replay
+from doublehorizon.rollouts import StateRing, distribution_rollout, draw, empty_ring, push
+from doublehorizon.types import Effort, Task, Transition
+from doublehorizon.updates import Metrics, Policy, critic_only_update, fresh_moments, joint_update
+from doublehorizon.values import unknown_bounds
+
+
+class AgentState(eqx.Module):
+    """Everything that learning changes, but for the replay."""
+
+    world: World
+    policy: Policy
+    ring: StateRing
+    key: PRNGKeyArray
+
+
+def initial_state(config: Config, task: Task, seed: Int[Array, ""]) -> AgentState:
+    """An untrained agent. It depends on its own seed only, however many others are trained beside it."""
+    key, key_model, key_critic, key_actor = jr.split(jr.key(seed), 4)
+    sizes = (task.obs_size, task.act_size)
+    critics = ensemble(lambda k: Critic(config.critic, *sizes, k), config.critic.members, key_critic)
+    return AgentState(
+        world=World(
+            ensemble(lambda k: Dynamics(config.model, *sizes, k), config.model.members, key_model),
+            identity(task.obs_size),
+            identity(1 + task.obs_size),
+        ),
+        policy=Policy(
+            actor=Actor(config.policy, *sizes, key_actor),
+            critics=critics,
+            target_critics=jax.tree.map(jnp.copy, critics),
+            log_temperature=jnp.log(config.policy.initial_temperature),
+            bounds=unknown_bounds(),
+        ),
+        ring=empty_ring(config.policy.ring_capacity, task.obs_size),
+        key=key,
+    )
+
+
+def effort(config: Config, task: Task, num_rows: int, steps: int, first: bool) -> Effort:
+    """How much an iteration of `steps` steps works, with `num_rows` transitions stored; the first works more."""
+    factor = config.fit.first_effort if first else 1.0
+    num_training = num_rows // config.fit.held_out_every * (config.fit.held_out_every - 1)
+    batches = min(config.fit.batches_per_epoch, max(1, num_training // config.fit.batch_size))
+    rounds = round(factor * steps * config.policy.updates_per_step / config.policy.refresh_every)
+    scaled = (int(factor * n) for n in (patience(config, task.obs_size), max_epochs(config, task.obs_size)))
+    return Effort(*(jnp.asarray(n, jnp.int32) for n in (num_rows, batches, *scaled, max(1, rounds))))
+
+
+# -- the three programs: arrays have a leading seed axis ---------------------------------------------------
+
+
+@eqx.filter_jit(donate="all")
+def store(replay: Replay, state: AgentState, rows: Transition) -> tuple[Replay, AgentState]:
+    """Adds each seed's new transitions to its replay."""
+    key, key_store = _split(state.key)
+    return jax.vmap(replays.add)(replay, rows, key_store), eqx.tree_at(lambda s: s.key, state, key)
+
+
+@eqx.filter_jit(donate="all-except-first")
+def fit_model(
+    inputs: tuple[Config, Effort, Replay], state: AgentState
+) -> tuple[AgentState, dict[str, Array]]:
+    """Takes fresh statistics of the replay, then fits every seed's model to it."""
+    config, effort, replay = inputs
+    with jax.default_matmul_precision(config.precision):
+        key, key_fit = _split(state.key)
+        world = jax.vmap(lambda w, r: _with_statistics(w, r, effort.num_rows))(state.world, replay)
+        world, metrics = fits.fit(config, effort, replay, world, key_fit)
+        return AgentState(world, state.policy, state.ring, key), metrics
+
+
+@eqx.filter_jit(donate="all-except-first")
+def improve_policy(
+    inputs: tuple[Config, Task, int, Effort, Replay], state: AgentState
+) -> tuple[AgentState, Metrics]:
+    """Optimises every seed's policy inside its model."""
+    config, task, steps, effort, replay = inputs
+    with jax.default_matmul_precision(config.precision):
+        return jax.vmap(lambda s, r: _improve_policy(config, task, steps, effort, r, s))(state, replay)
+
+
+# -- for one seed ------------------------------------------------------------------------------------------
+
+
+def _improve_policy(
+    config: Config, task: Task, steps: int, effort: Effort, replay: Replay, state: AgentState
+) -> tuple[AgentState, Metrics]:
+    """Critics alone at first, as the model under them has just changed; then rounds of DR and joint updates."""
+    key, key_first, key_critics, key_rounds = jr.split(state.key, 4)
+    moments = fresh_moments(config, state.policy)
+    ring = state.ring
+    if config.policy.clear_each_iteration:
+        ring = StateRing(ring.obs, jnp.zeros_like(ring.position), jnp.zeros_like(ring.size))
+
+    def refresh(ring, policy, key):
+        key_starts, key_rollout = jr.split(key)
+        shape = (config.horizons.distribution + 1, config.policy.batch_size)
+        starts = replay.rows.obs[jr.randint(key_starts, shape, 0, effort.num_rows)]
+        visited = distribution_rollout(task, state.world, policy.actor, starts, key_rollout)
+        return push(ring, visited.reshape(-1, task.obs_size))
+
+    def update(rule, ring, policy, moments, key):
+        key_start, key_rule = jr.split(key)
+        start = draw(ring, config.policy.batch_size, key_start)
+        return rule(config, task, state.world, policy, moments, start, key_rule)
+
+    def train(rule, ring, carry, keys):
+        def body(carry, key):
+            policy, moments, metrics = update(rule, ring, *carry, key)
+            return (policy, moments), metrics
+
+        return jax.lax.scan(body, carry, keys)
+
+    def one_round(i, carry):
+        policy, moments, ring, _ = carry
+        key_refresh, key_updates = jr.split(jr.fold_in(key_rounds, i))
+        ring = refresh(ring, policy, key_refresh)
+        keys = jr.split(key_updates, config.policy.refresh_every)
+        (policy, moments), metrics = train(joint_update, ring, (policy, moments), keys)
+        return policy, moments, ring, {name: jnp.mean(value) for name, value in metrics.items()}
+
+    ring = refresh(ring, state.policy, key_first)
+    keys = jr.split(key_critics, round(steps * config.policy.critic_only_share))
+    (policy, moments), _ = train(critic_only_update, ring, (state.policy, moments), keys)
+    shapes = jax.eval_shape(lambda: one_round(0, (policy, moments, ring, None))[-1])
+    nothing = {name: jnp.zeros(shape.shape, shape.dtype) for name, shape in shapes.items()}
+    policy, _, ring, metrics = jax.lax.fori_loop(
+        0, effort.num_rounds, one_round, (policy, moments, ring, nothing)
+    )
+    return AgentState(state.world, policy, ring, key), metrics
+
+
+def _with_statistics(world: World, replay: Replay, num_rows: Int[Array, ""]) -> World:
+    rows = replay.rows
+    return World(
+        world.members,
+        fit_normalizer(rows.obs, num_rows),
+        fit_normalizer(raw_target(rows.obs, rows.reward, rows.next_obs), num_rows),
+    )
+
+
+def _split(keys: PRNGKeyArray) -> tuple[PRNGKeyArray, PRNGKeyArray]:
+    """Splits every seed's key in two."""
+    first, second = jnp.unstack(jax.vmap(jr.split)(keys), axis=1)
+    return first, second

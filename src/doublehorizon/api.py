@@ -1,0 +1,191 @@
+"""`DHMBPO`: the agent as an object with Stable-Baselines3's habits."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import jax
+import numpy as np
+
+from doublehorizon import checkpoints
+from doublehorizon.cache import use_compilation_cache
+from doublehorizon.config import Config, steps_per_iteration, to_json
+from doublehorizon.envs.make import EnvLike, describe, factory
+from doublehorizon.errors import UserError
+from doublehorizon.logs import View
+from doublehorizon.policy import NumpyPolicy
+from doublehorizon.train import Callback, Progress, begin, extend, train
+from doublehorizon.workers import Crew, Seat
+
+
+class DHMBPO:
+    """Double Horizon Model-Based Policy Optimization.
+
+    Args:
+        env: a Gymnasium id, a function that makes an environment, or an environment (for one seed).
+        seed: the first seed.
+        seeds: how many seeds to train side by side: `seed`, `seed + 1`, ...
+        config: the numbers of the algorithm; the paper's if None. `dh.presets` has others.
+        device: "cpu", "gpu" or None for the best there is.
+    """
+
+    def __init__(
+        self,
+        env: EnvLike,
+        *,
+        seed: int = 0,
+        seeds: int = 1,
+        config: Config | None = None,
+        device: str | None = None,
+    ):
+        if seeds < 1:
+            raise UserError(f"seeds is {seeds}, but at least one is needed.")
+        if seed < 0:
+            raise UserError(f"seed is {seed}, but it must not be negative.")
+        self._is_object = isinstance(env, gym.Env)
+        if self._is_object and seeds > 1:
+            raise UserError(
+                f"an environment object serves one seed, but seeds is {seeds}. Pass an id or a function that makes one."
+            )
+        self.config = config or Config()
+        self.seeds = list(range(seed, seed + seeds))
+        self._device = _find_device(device)
+        self._make_env = factory(env)
+        sample = self._make_env()
+        self.spec = describe(sample, self.config.loop.time_limit)
+        if not self._is_object:
+            sample.close()
+        self._progress: Progress | None = None
+        self._policies: list[NumpyPolicy] | None = None
+        self._rng = np.random.default_rng(seed)
+
+    def learn(
+        self,
+        total_timesteps: int,
+        *,
+        out: str | Path | None = None,
+        callback: Callback | None = None,
+        progress_bar: bool = False,
+    ) -> "DHMBPO":
+        """Trains for `total_timesteps` more simulator steps per seed, rounded up to whole iterations.
+
+        Args:
+            total_timesteps: steps of each seed, random ones at the start included.
+            out: a folder for `config.json`, `eval.csv`, `progress.csv` and the policies.
+            callback: called after each iteration with the run's `Progress`; returning False stops.
+            progress_bar: show how far it is.
+        """
+        if total_timesteps < 1:
+            raise UserError(f"total_timesteps is {total_timesteps}, but at least 1 is needed.")
+        folder = prepare_folder(Path(out), self) if out is not None else None
+        use_compilation_cache()
+        with jax.default_device(self._device):
+            if self._progress is None:
+                self._progress = begin(self.config, self.spec, self.seeds, total_timesteps)
+            total = self._progress.step + total_timesteps
+            extend(self._progress, total)
+            with (
+                View(self.spec.name, total, quiet=not progress_bar) as view,
+                Crew(self._make_env, self.spec, self.seeds, self._is_object) as crew,
+            ):
+                view.say(self._introduction(total))
+                train(self._progress, crew, total, folder, view, callback)
+            self._policies = self._progress.policies()
+        return self
+
+    def predict(
+        self, observation: Any, state: Any = None, episode_start: Any = None, deterministic: bool = True
+    ) -> tuple[np.ndarray, Any]:
+        """Actions of the seed with the best last test return, in the environment's own range."""
+        return self._best().predict(observation, state, episode_start, deterministic, self._rng)
+
+    def evaluate(self, episodes: int = 10) -> float:
+        """Mean return of so many test episodes with `predict`'s policy."""
+        from doublehorizon.envs.make import Simulator
+
+        if episodes < 1:
+            raise UserError(f"episodes is {episodes}, but at least 1 is needed.")
+        simulator = Simulator(self._make_env(), self.spec)
+        try:
+            return Seat(simulator, self.seeds[0]).evaluate(self._best(), 0, episodes)
+        finally:
+            if not self._is_object:
+                simulator.close()
+
+    @property
+    def policies(self) -> list[NumpyPolicy]:
+        """Each seed's policy; they need NumPy only."""
+        if self._policies is None:
+            raise UserError("nothing was learnt yet. Call learn(total_timesteps) first.")
+        return self._policies
+
+    @property
+    def num_timesteps(self) -> int:
+        """Simulator steps so far, per seed."""
+        return 0 if self._progress is None else self._progress.step
+
+    def save(self, path: str | Path) -> None:
+        """Writes the agent, its replay included, to a folder from which `load` and further `learn` continue. An episode
+        that was running is not continued: the next one starts afresh."""
+        if self._progress is None:
+            raise UserError("nothing was learnt yet. Call learn(total_timesteps) first.")
+        checkpoints.save(self._progress, Path(path))
+
+    @classmethod
+    def load(cls, path: str | Path, env: EnvLike | None = None, device: str | None = None) -> "DHMBPO":
+        """Reads what `save` wrote. `env` is needed where the agent was not trained on a registered id."""
+        config, about = checkpoints.read_about(Path(path))
+        seeds = about["seeds"]
+        model = cls(
+            about["env"]["name"] if env is None else env,
+            seed=seeds[0],
+            seeds=len(seeds),
+            config=config,
+            device=device,
+        )
+        with jax.default_device(model._device):
+            model._progress = checkpoints.load(Path(path), model.spec)
+            model._policies = model._progress.policies()
+        return model
+
+    def _best(self) -> NumpyPolicy:
+        returns = {} if self._progress is None else self._progress.last_returns()
+        ranked = max(range(len(self.seeds)), key=lambda k: returns.get(self.seeds[k], -np.inf))
+        return self.policies[ranked]
+
+    def _introduction(self, total: int) -> str:
+        spec, steps = self.spec, steps_per_iteration(self.config, self.spec.time_limit)
+        if spec.terminates is None:
+            ends = "no rule known, taken as never (checked against every step)"
+        else:
+            ends = "never, but by the time limit" if spec.never_ends else "by its known rule"
+        return (
+            f"{spec.name}: {spec.obs_size} observations, {spec.act_size} actions; episodes end {ends}; "
+            f"{len(self.seeds)} seed(s) to {total} steps, {steps} per iteration, on {self._device.device_kind}"
+        )
+
+
+def prepare_folder(folder: Path, model: DHMBPO) -> Path:
+    """A new run folder with its `config.json`; one that already holds a run is left alone."""
+    if (folder / "config.json").exists() or (folder / "eval.csv").exists():
+        raise UserError(f"{folder} already holds a run. Choose another folder with --out, or remove it.")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        about = {
+            "env": checkpoints.describe_env(model.spec),
+            "seeds": model.seeds,
+            "config": to_json(model.config),
+        }
+        (folder / "config.json").write_text(json.dumps(about, indent=1) + "\n")
+    except OSError as problem:
+        raise UserError(f"{folder} cannot be written: {problem}.") from problem
+    return folder
+
+
+def _find_device(device: str | None) -> jax.Device:
+    try:
+        return jax.devices(device)[0]
+    except RuntimeError as problem:
+        kinds = sorted({d.platform for d in jax.devices()})
+        raise UserError(f"device is {device!r}, but JAX sees only: {', '.join(kinds)}.") from problem

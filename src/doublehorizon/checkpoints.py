@@ -1,0 +1,99 @@
+"""A trained agent as a folder: arrays in safetensors, the rest in JSON. Nothing in it can execute code."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from doublehorizon import __version__
+from doublehorizon.config import Config, from_json, to_json
+from doublehorizon.envs.make import EnvSpec
+from doublehorizon.errors import UserError
+from doublehorizon.train import Progress, begin
+
+_FORMAT = "doublehorizon-agent-1"
+
+
+def save(progress: Progress, folder: Path) -> None:
+    """Writes everything that learning changes: `agent.json`, `state.safetensors`, `replay.safetensors`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    about = {
+        "format": _FORMAT,
+        "version": __version__,
+        "config": to_json(progress.config),
+        "env": describe_env(progress.spec),
+        "seeds": progress.seeds,
+        "iteration": progress.iteration,
+        "seconds": progress.seconds,
+        "capacity": progress.replay.rows.reward.shape[1],
+        "returns": progress.returns,
+    }
+    save_file(_arrays(progress.state), folder / "state.safetensors")
+    save_file(_arrays(progress.replay), folder / "replay.safetensors")
+    (folder / "agent.json").write_text(json.dumps(about, indent=1) + "\n")
+
+
+def read_about(folder: Path) -> tuple[Config, dict[str, Any]]:
+    """The config and the facts of a saved agent, without its arrays."""
+    try:
+        about = json.loads((folder / "agent.json").read_text())
+    except (OSError, ValueError) as problem:
+        raise UserError(f"{folder} is not a saved agent: {problem}.") from problem
+    if not isinstance(about, dict) or about.get("format") != _FORMAT:
+        raise UserError(f"{folder} was not written by this version of doublehorizon ({__version__}).")
+    return from_json(about["config"]), about
+
+
+def load(folder: Path, spec: EnvSpec) -> Progress:
+    """The inverse of `save`, for an environment with the same spaces."""
+    config, about = read_about(folder)
+    for name in ("obs_size", "act_size"):
+        if about["env"][name] != getattr(spec, name):
+            raise UserError(
+                f"{folder} was trained with {name} {about['env'][name]}, but {spec.name} has {getattr(spec, name)}."
+            )
+    progress = begin(config, spec, about["seeds"], about["capacity"] * spec.action_repeat)
+    try:
+        progress.state = _restored(progress.state, load_file(folder / "state.safetensors"))
+        progress.replay = _restored(progress.replay, load_file(folder / "replay.safetensors"))
+    except (OSError, SafetensorError, KeyError, ValueError) as problem:
+        raise UserError(f"{folder} is damaged or from another version: {problem}.") from problem
+    progress.iteration, progress.seconds = about["iteration"], about["seconds"]
+    progress.returns = {
+        int(step): {int(seed): value for seed, value in row.items()} for step, row in about["returns"].items()
+    }
+    return progress
+
+
+def describe_env(spec: EnvSpec) -> dict[str, Any]:
+    """The environment's facts as plain values; a termination rule is named, not stored."""
+    facts = dataclasses.asdict(spec)
+    rule = facts.pop("terminates")
+    return facts | {"termination": "never" if spec.never_ends else getattr(rule, "__qualname__", "unknown")}
+
+
+def _arrays(tree: Any) -> dict[str, np.ndarray]:
+    leaves, _ = jax.tree.flatten_with_path(tree)
+    return {jax.tree_util.keystr(path): np.ascontiguousarray(_plain(leaf)) for path, leaf in leaves}
+
+
+def _plain(leaf: jax.Array) -> np.ndarray:
+    return np.asarray(jr.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf)
+
+
+def _restored(tree: Any, arrays: dict[str, np.ndarray]) -> Any:
+    def one(path: tuple, leaf: jax.Array) -> jax.Array:
+        name, stored = jax.tree_util.keystr(path), arrays[jax.tree_util.keystr(path)]
+        if stored.shape != _plain(leaf).shape or stored.dtype != _plain(leaf).dtype:
+            raise ValueError(f"{name} is {stored.dtype}{stored.shape}")
+        is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        return jr.wrap_key_data(jnp.asarray(stored)) if is_key else jnp.asarray(stored)
+
+    return jax.tree.map_with_path(one, tree)

@@ -1,0 +1,288 @@
+"""Every number of the algorithm, with its reason under it, and the presets.
+
+A `Config` is what a user may change. What depends on the environment (how many steps an iteration has, how
+long a fit may last) is computed from it by the small functions at the end, never assigned later.
+"""
+
+import dataclasses
+import json
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args, get_type_hints
+
+from doublehorizon.errors import UserError
+
+
+@dataclass(frozen=True)
+class Horizons:
+    """How far imagined rollouts reach."""
+
+    distribution: int = 20
+    """Steps of the detached rollout (DR) that spreads training states to where the policy goes."""
+    training: int = 5
+    """Steps of the differentiable rollout (TR) that estimates values; longer ones give noisier gradients."""
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The ensemble that predicts reward and next state. Per-layer numbers go from the input to the output."""
+
+    members: int = 8
+    """Networks in the ensemble; their disagreement is what the model does not know."""
+    width: int = 256
+    """Units of each hidden layer."""
+    dropout: tuple[float, float, float] = (0.0075, 0.005, 0.0025)
+    """Dropout behind each hidden layer while fitting: most where features are most redundant."""
+    norm_eps: tuple[float, float, float] = (1.0, 0.1, 0.01)
+    """LayerNorm's epsilon before layers 2, 3 and 4. Large values leave small activations small."""
+    weight_decay: tuple[float, float, float, float] = (2.5e-4, 5e-4, 7.5e-4, 1e-3)
+    """AdamW decay per layer, weights and biases."""
+    noise_decay: float = 1e-2
+    """AdamW decay of the log noise scales, towards a scale of one."""
+    min_noise: float = 1e-3
+    """Below this (normalised) noise scale the likelihood no longer rewards a smaller one."""
+    reward_noise: float = 1e-3
+    """Noise on the training target of the reward, in its own units: keeps constant rewards learnable."""
+
+
+@dataclass(frozen=True)
+class FitConfig:
+    """How the ensemble is fitted, once per iteration, and when a fit stops."""
+
+    learning_rate: float = 1e-3
+    """AdamW's step size; the optimiser starts afresh with each fit."""
+    batch_size: int = 2048
+    """Rows of a minibatch, shared by all members."""
+    batches_per_epoch: int = 6
+    """At most so many minibatches lie between two validations, and so many batches of rows are validated on."""
+    base_epochs: float = 50.0
+    """Patience is this times ln(observation size + 1) epochs without improvement."""
+    max_epochs_factor: float = 5.0
+    """A fit ends after this many times its patience, improving or not."""
+    first_effort: float = 5.0
+    """The first fit and the first policy optimisation are this many times longer."""
+    accept_p: float = 0.1
+    """A new best model must beat the old one at this significance level in a paired test."""
+    keep_p: float = 0.5
+    """Any improvement at this level resets the patience without moving the best model."""
+    held_out_every: int = 5
+    """One in this many transitions is kept for validation, forever."""
+
+
+@dataclass(frozen=True)
+class CriticConfig:
+    """The ensemble of value functions."""
+
+    members: int = 5
+    """Critics in the ensemble; the actor follows their mean."""
+    target_members: int = 2
+    """The target is the minimum over so many of them, drawn anew for each update."""
+    width: int = 256
+    """Units of each hidden layer."""
+    dropout: float = 1e-3
+    """Dropout behind each hidden layer in the critic's loss (nowhere else)."""
+    norm_eps: float = 1e-5
+    """LayerNorm's epsilon before layers 2, 3 and 4."""
+    target_rate: float = 0.005
+    """Share of the critics that moves into the target critics with each update."""
+    quantile: float = 0.01
+    """The bounds of Q come from this quantile of imagined rewards and its mirror image."""
+    bounds_rate: float = 3e-4
+    """How fast the bounds follow."""
+    bounds: Literal["all", "alive", "alive_and_zero"] = "alive_and_zero"
+    """Which imagined rewards set the bounds: all, those before termination, or those with 0 kept inside the
+    bounds on tasks that terminate (the value of an ended episode is 0, so values near it are too)."""
+
+
+@dataclass(frozen=True)
+class PolicyConfig:
+    """Actor, temperature, and the loop that improves them."""
+
+    width: int = 256
+    """Units of each of the actor's three hidden layers."""
+    batch_size: int = 256
+    """Imagined trajectories per update, and per distribution rollout."""
+    learning_rate: float = 3e-4
+    """Adam's step size for actor, critics and temperature; moments start afresh each iteration."""
+    discount: float = 0.995
+    """How much a reward one step later is worth."""
+    initial_temperature: float = 0.1
+    """Weight of the entropy bonus before it is tuned."""
+    target_entropy_per_action: float = -1.0
+    """The temperature steers the policy's entropy towards this times the number of actions."""
+    updates_per_step: float = 1.0
+    """Joint updates of critic and actor per environment step."""
+    critic_only_share: float = 0.25
+    """After each fit the critics first train alone, for this many updates per step of an iteration."""
+    refresh_every: int = 20
+    """Updates between two distribution rollouts."""
+    ring_capacity: int = 51_200
+    """Imagined states kept to start training rollouts from; about 190 updates' worth."""
+    clear_each_iteration: bool = False
+    """Empty that ring at each iteration, as the paper's text says and its code never did."""
+
+
+@dataclass(frozen=True)
+class LoopConfig:
+    """Collection and evaluation."""
+
+    steps_per_iteration: int | None = None
+    """Agent steps between two fits. None: the time limit, within 200..1000, rounded to a multiple of 20."""
+    seed_iterations: int | None = None
+    """Iterations of random actions before the first fit. None: max(5, 1000 / steps_per_iteration)."""
+    evaluate_every: int = 10
+    """Iterations between evaluations (and one after the first fit, and one at the end)."""
+    evaluation_episodes: int = 10
+    """Test episodes per evaluation, with the deterministic policy."""
+    time_limit: int | None = None
+    """Agent steps after which an episode is cut off. None: what the environment's registration says."""
+    replay_capacity: int = 1_000_000
+    """Transitions kept at most; the oldest go first."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """A whole experiment's numbers. The defaults are the paper's, for every task."""
+
+    horizons: Horizons = field(default_factory=Horizons)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    fit: FitConfig = field(default_factory=FitConfig)
+    critic: CriticConfig = field(default_factory=CriticConfig)
+    policy: PolicyConfig = field(default_factory=PolicyConfig)
+    loop: LoopConfig = field(default_factory=LoopConfig)
+    precision: Literal["tensorfloat32", "float32"] = "tensorfloat32"
+    """How a GPU multiplies matrices. tensorfloat32 rounds the factors to 10 bits and is several times faster."""
+
+    def __post_init__(self) -> None:
+        for name, value, least in (
+            ("horizons.distribution", self.horizons.distribution, 1),
+            ("horizons.training", self.horizons.training, 1),
+            ("model.members", self.model.members, 2),
+            ("fit.batch_size", self.fit.batch_size, 1),
+            ("fit.batches_per_epoch", self.fit.batches_per_epoch, 1),
+            ("fit.held_out_every", self.fit.held_out_every, 2),
+            ("policy.refresh_every", self.policy.refresh_every, 1),
+            ("loop.evaluate_every", self.loop.evaluate_every, 1),
+            ("loop.evaluation_episodes", self.loop.evaluation_episodes, 1),
+        ):
+            _require(value >= least, name, value, f"at least {least}")
+        members, batch = self.model.members, self.policy.batch_size
+        _require(
+            batch > 0 and batch % members == 0,
+            "policy.batch_size",
+            batch,
+            f"a multiple of model.members ({members}), so that each member gets an equal share of the rows",
+        )
+        _require(
+            0 < self.critic.target_members <= self.critic.members,
+            "critic.target_members",
+            self.critic.target_members,
+            f"between 1 and critic.members ({self.critic.members})",
+        )
+        _require(
+            self.policy.ring_capacity >= batch * (self.horizons.distribution + 1),
+            "policy.ring_capacity",
+            self.policy.ring_capacity,
+            f"at least one distribution rollout ({batch * (self.horizons.distribution + 1)} states)",
+        )
+        _require(0 < self.policy.discount < 1, "policy.discount", self.policy.discount, "between 0 and 1")
+        self._check_loop()
+
+    def _check_loop(self) -> None:
+        steps, every = self.loop.steps_per_iteration, self.policy.refresh_every
+        multiple = math.lcm(every, self.fit.held_out_every)
+        if steps is not None:
+            _require(
+                steps > 0 and steps % multiple == 0,
+                "loop.steps_per_iteration",
+                steps,
+                f"a multiple of {multiple} (policy.refresh_every and fit.held_out_every)",
+            )
+        seeds = self.loop.seed_iterations
+        if seeds is not None:
+            _require(seeds >= 1, "loop.seed_iterations", seeds, "at least 1")
+
+
+def _require(holds: bool, name: str, value: object, needed: str) -> None:
+    if not holds:
+        raise UserError(f"{name} is {value}, but it must be {needed}.")
+
+
+QUICK = Config(
+    model=ModelConfig(width=128),
+    fit=FitConfig(batch_size=256, base_epochs=10.0),
+    critic=CriticConfig(width=128),
+    policy=PolicyConfig(width=128, batch_size=128, ring_capacity=25_600),
+)
+"""Small networks and short fits, for a CPU and a small task."""
+
+PRESETS: dict[str, Config] = {"dhmbpo": Config(), "quick": QUICK}
+
+
+def preset(name: str) -> Config:
+    """The preset of that name."""
+    if name not in PRESETS:
+        raise UserError(f"there is no preset {name!r}. Choose one of: {', '.join(PRESETS)}.")
+    return PRESETS[name]
+
+
+# -- what follows from a config and the environment -------------------------------------------------------
+
+
+def steps_per_iteration(config: Config, time_limit: int) -> int:
+    """L, the agent steps between two fits."""
+    if config.loop.steps_per_iteration is not None:
+        return config.loop.steps_per_iteration
+    multiple = math.lcm(config.policy.refresh_every, config.fit.held_out_every)
+    return max(1, round(min(max(time_limit, 200), 1000) / multiple)) * multiple
+
+
+def seed_iterations(config: Config, time_limit: int) -> int:
+    """Iterations of uniformly random actions before the first fit."""
+    if config.loop.seed_iterations is not None:
+        return config.loop.seed_iterations
+    return max(5, 1000 // steps_per_iteration(config, time_limit))
+
+
+def patience(config: Config, obs_size: int) -> int:
+    """Epochs without improvement after which a fit stops."""
+    return int(config.fit.base_epochs * math.log(obs_size + 1))
+
+
+def max_epochs(config: Config, obs_size: int) -> int:
+    """Epochs after which a fit stops in any case."""
+    return int(config.fit.max_epochs_factor * config.fit.base_epochs * math.log(obs_size + 1))
+
+
+# -- as JSON ----------------------------------------------------------------------------------------------
+
+
+def to_json(config: Config) -> dict[str, Any]:
+    """Nested plain values, as they stand in a run's `config.json`."""
+    return json.loads(json.dumps(dataclasses.asdict(config)))
+
+
+def from_json(values: dict[str, Any]) -> Config:
+    """The inverse of `to_json`; unknown or ill-typed entries are a `UserError`."""
+    return _record(Config, values, "config")
+
+
+def _record(kind: type, values: Any, path: str) -> Any:
+    if not isinstance(values, dict):
+        raise UserError(f"{path} is {values!r}, but it must be a group of named values.")
+    hints = get_type_hints(kind)
+    unknown = set(values) - set(hints)
+    if unknown:
+        raise UserError(f"{path} has no field {sorted(unknown)[0]!r}. Its fields are: {', '.join(hints)}.")
+    return kind(**{name: _value(hints[name], value, f"{path}.{name}") for name, value in values.items()})
+
+
+def _value(hint: Any, value: Any, path: str) -> Any:
+    if dataclasses.is_dataclass(hint):
+        return _record(hint, value, path)  # type: ignore[arg-type]
+    if isinstance(value, list):
+        value = tuple(float(v) for v in value)
+    allowed = get_args(hint)
+    if all(isinstance(choice, str) for choice in allowed) and allowed and value not in allowed:
+        raise UserError(f"{path} is {value!r}, but it must be one of: {', '.join(allowed)}.")
+    return value

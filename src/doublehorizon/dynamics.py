@@ -1,0 +1,92 @@
+"""The learnt world: one imagined step from observation and action to next observation, reward and life."""
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from doublehorizon.networks import Dynamics
+from doublehorizon.normalizer import Normalizer
+
+
+class World(eqx.Module):
+    """The ensemble (leading member axis) and the statistics its inputs and outputs are normalised with."""
+
+    members: Dynamics
+    obs_normalizer: Normalizer
+    target_normalizer: Normalizer
+
+
+class StepNoise(eqx.Module):
+    """What chance decides in one imagined step: the state noise, and which member predicts which row."""
+
+    state: Float[Array, "*lead batch obs"]
+    order: Int[Array, "*lead batch"]
+
+
+def draw_step_noise(horizon: int, batch_size: int, obs_size: int, key: PRNGKeyArray) -> StepNoise:
+    """The chance of a whole rollout at once. Sorting random bits gives each step its own permutation of the rows."""
+    key_state, key_order = jr.split(key)
+    return StepNoise(
+        state=jr.normal(key_state, (horizon, batch_size, obs_size)),
+        order=jnp.argsort(jr.bits(key_order, (horizon, batch_size)), axis=-1),
+    )
+
+
+def imagine_step(
+    world: World, obs: Float[Array, "batch obs"], act: Float[Array, "batch act"], noise: StepNoise
+) -> tuple[Float[Array, "batch obs"], Float[Array, " batch"]]:
+    """Next observation (sampled) and reward (mean), by trajectory sampling TS-1: every member predicts an equal,
+    randomly drawn share of the rows, and a row's mean and noise come from the same member."""
+    num_members = world.members.log_noise.shape[0]
+    normalized = world.obs_normalizer.normalize(obs)
+    inputs = jnp.concatenate([normalized, act], axis=-1)
+
+    def predict_share(member: Dynamics, share: Float[Array, "share in"]) -> Float[Array, "share target"]:
+        mean = jax.vmap(member.mlp)(share)
+        return mean, jnp.broadcast_to(jnp.exp(member.log_noise)[None], mean.shape)
+
+    shares = inputs.at[noise.order].get(unique_indices=True).reshape(num_members, -1, inputs.shape[-1])
+    mean, std = (
+        _undo(noise.order, out.reshape(-1, out.shape[-1]))
+        for out in eqx.filter_vmap(predict_share)(world.members, shares)
+    )
+
+    sampled = jnp.concatenate([mean[:, :1], mean[:, 1:] + std[:, 1:] * noise.state], axis=-1)
+    target = world.target_normalizer.denormalize(sampled)
+    return obs + target[:, 1:], target[:, 0]
+
+
+def _undo(order: Int[Array, " batch"], x: Float[Array, "batch n"]) -> Float[Array, "batch n"]:
+    """Puts rows that were taken in `order` back into their places."""
+    return jnp.zeros_like(x).at[order].set(x, unique_indices=True)
+
+
+def survives(
+    terminates: Callable[[Any], Any] | None, next_obs: Float[Array, "batch obs"]
+) -> Float[Array, " batch"]:
+    """1 where the episode goes on in `next_obs`, 0 where the task's rule says that it has ended; no gradient."""
+    if terminates is None:
+        return jnp.ones(next_obs.shape[0])
+    return 1.0 - jax.lax.stop_gradient(terminates(next_obs)).astype(next_obs.dtype)
+
+
+def normalized_target(
+    normalizer: Normalizer,
+    obs: Float[Array, "rows obs"],
+    reward: Float[Array, " rows"],
+    next_obs: Float[Array, "rows obs"],
+) -> Float[Array, "rows target"]:
+    """What the model should predict for real transitions."""
+    return normalizer.normalize(raw_target(obs, reward, next_obs))
+
+
+def raw_target(
+    obs: Float[Array, "rows obs"], reward: Float[Array, " rows"], next_obs: Float[Array, "rows obs"]
+) -> Float[Array, "rows target"]:
+    """Reward and displacement, side by side."""
+    return jnp.concatenate([reward[:, None], next_obs - obs], axis=-1)

@@ -1,0 +1,269 @@
+"""Fits the ensemble to the replay, with early stopping inside the compiled program.
+
+`fit` works on all seeds at once, the one place with an explicit seed axis: a vmapped `while_loop` would run every
+seed until the last one stops. Everything below `_run` is written for one seed.
+"""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import optax
+from jax.scipy.stats import norm
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from doublehorizon import replay as replays
+from doublehorizon.config import Config
+from doublehorizon.dynamics import World, normalized_target
+from doublehorizon.networks import Dynamics
+from doublehorizon.normalizer import Normalizer
+from doublehorizon.replay import Replay
+from doublehorizon.types import Effort
+
+
+class FitData(eqx.Module):
+    """Real experience as the fit sees it; the validation rows are the same in every epoch (a paired test)."""
+
+    replay: Replay
+    obs_normalizer: Normalizer
+    target_normalizer: Normalizer
+    validation_obs: Float[Array, "rows obs"]
+    validation_act: Float[Array, "rows act"]
+    validation_target: Float[Array, "rows target"]
+
+
+class FitState(eqx.Module):
+    """A fit in progress. `stale` counts the epochs since the last improvement."""
+
+    members: Dynamics
+    optimizer: optax.OptState
+    best_members: Dynamics
+    best_score: Float[Array, " rows"]
+    best_error: Float[Array, ""]
+    stale: Int[Array, ""]
+    epoch: Int[Array, ""]
+    active: Bool[Array, ""]
+    key: PRNGKeyArray
+
+
+def fit(
+    config: Config, effort: Effort, replay: Replay, world: World, key: PRNGKeyArray
+) -> tuple[World, dict[str, Array]]:
+    """Fits every seed's ensemble until its validation score stops improving and keeps the best parameters. All
+    arguments but `config` and `effort` have a leading seed axis; the keys are consumed."""
+    key_rows, key_epochs = jnp.unstack(jax.vmap(jr.split)(key), axis=1)
+    data = jax.vmap(lambda r, w, k: _prepare(config, effort, r, w, k))(replay, world, key_rows)
+    state = jax.vmap(lambda d, w, k: _begin(config, effort, d, w.members, k))(data, world, key_epochs)
+    state = _run(config, effort, data, state)
+    valid = jnp.arange(state.best_score.shape[-1])[None] < _num_validation(config, effort)
+    metrics = {
+        "model/epochs": state.epoch,
+        "model/validation_score": jnp.mean(state.best_score, axis=-1, where=valid),
+        "model/validation_rmse": jnp.sqrt(state.best_error),
+    }
+    return eqx.tree_at(lambda w: w.members, world, state.best_members), metrics
+
+
+def _run(config: Config, effort: Effort, data: FitData, state: FitState) -> FitState:
+    """Epochs until every seed has stopped. As soon as half of them have, the others go on by themselves, so that a
+    seed which has stopped is not paid for."""
+    width = state.epoch.shape[0]
+    state = jax.lax.while_loop(
+        lambda s: jnp.sum(s.active) > width // 2,
+        lambda s: jax.vmap(lambda d, one: _epoch(config, effort, d, one))(data, s),
+        state,
+    )
+    if width == 1:
+        return state
+    chosen = jnp.argsort(~state.active, stable=True)[: width // 2]
+    rest = _run(config, effort, *jax.tree.map(lambda x: x[chosen], (data, state)))
+    return jax.tree.map(lambda all_seeds, some: all_seeds.at[chosen].set(some), state, rest)
+
+
+def _prepare(config: Config, effort: Effort, replay: Replay, world: World, key: PRNGKeyArray) -> FitData:
+    """Chooses the validation rows: all of them while they fit, later one from each of as many equal stretches."""
+    size = config.fit.batches_per_epoch * config.fit.batch_size
+    available = effort.num_rows // config.fit.held_out_every
+    stretch = jnp.maximum(available / size, 1.0)
+    offset = jnp.where(stretch > 1.0, jr.uniform(key, (size,)), 0.0)
+    which = jnp.minimum(((jnp.arange(size) + offset) * stretch).astype(jnp.int32), available - 1)
+    rows, _ = replays.take(replay, replays.validation_rows(replay, which))
+    return FitData(
+        replay,
+        world.obs_normalizer,
+        world.target_normalizer,
+        world.obs_normalizer.normalize(rows.obs),
+        rows.act,
+        normalized_target(world.target_normalizer, rows.obs, rows.reward, rows.next_obs),
+    )
+
+
+def _num_validation(config: Config, effort: Effort) -> Int[Array, ""]:
+    size = config.fit.batches_per_epoch * config.fit.batch_size
+    return jnp.minimum(effort.num_rows // config.fit.held_out_every, size)
+
+
+def _begin(config: Config, effort: Effort, data: FitData, members: Dynamics, key: PRNGKeyArray) -> FitState:
+    """The model as it is, scored, is the first one to beat."""
+    score, error = _validate(config, effort, data, members)
+    zero = jnp.zeros((), jnp.int32)
+    return FitState(
+        members=members,
+        optimizer=_optimizer(config).init(members),
+        best_members=members,
+        best_score=score,
+        best_error=error,
+        stale=zero,
+        epoch=zero,
+        active=jnp.array(True),
+        key=key,
+    )
+
+
+def _epoch(config: Config, effort: Effort, data: FitData, state: FitState) -> FitState:
+    """Minibatches, validation, and the rule that stops: a paired z-test against the best model so far."""
+    key, key_batches = jr.split(state.key)
+
+    def minibatch(i: Int[Array, ""], carry: tuple) -> tuple:
+        members, optimizer = carry
+        return _gradient_step(config, effort, data, members, optimizer, jr.fold_in(key_batches, i))
+
+    members, optimizer = jax.lax.fori_loop(0, effort.fit_batches, minibatch, (state.members, state.optimizer))
+    score, error = _validate(config, effort, data, members)
+    p = improvement_p(score, state.best_score, _num_validation(config, effort))
+    accepted = p < config.fit.accept_p
+    stale, epoch = jnp.where(p < config.fit.keep_p, 0, state.stale + 1), state.epoch + 1
+    new = FitState(
+        members=members,
+        optimizer=optimizer,
+        best_members=_where(accepted, members, state.best_members),
+        best_score=jnp.where(accepted, score, state.best_score),
+        best_error=jnp.where(accepted, error, state.best_error),
+        stale=stale,
+        epoch=epoch,
+        active=(stale <= effort.patience) & (epoch < effort.max_epochs),
+        key=key,
+    )
+    return _where(state.active, new, state)
+
+
+def _gradient_step(
+    config: Config,
+    effort: Effort,
+    data: FitData,
+    members: Dynamics,
+    optimizer: optax.OptState,
+    key: PRNGKeyArray,
+) -> tuple[Dynamics, optax.OptState]:
+    """One minibatch, the same rows for all members, each with its own weights, dropout and reward noise."""
+    size = config.fit.batch_size
+    key_rows, key_noise, key_dropout = jr.split(key, 3)
+    num_training = replays.num_training(effort.num_rows, config.fit.held_out_every)
+    which = jr.randint(key_rows, (size,), 0, num_training)
+    rows, weight = replays.take(data.replay, replays.training_rows(data.replay, which))
+    obs = data.obs_normalizer.normalize(rows.obs)
+    target = normalized_target(data.target_normalizer, rows.obs, rows.reward, rows.next_obs)
+    noise = jr.normal(key_noise, (config.model.members, size))
+    noise = noise * (config.model.reward_noise / data.target_normalizer.std[0])
+
+    def loss(members: Dynamics) -> Float[Array, ""]:
+        def member_loss(member, weight, noise, key):
+            mean = jax.vmap(member)(obs, rows.act, jr.split(key, size))
+            noisy = target.at[:, 0].add(noise)
+            return jnp.mean(
+                weight * negative_log_likelihood(mean, member.log_noise, noisy, config.model.min_noise)
+            )
+
+        keys = jr.split(key_dropout, config.model.members)
+        return jnp.sum(eqx.filter_vmap(member_loss)(members, weight.T, noise, keys))
+
+    gradient = jax.grad(loss)(members)
+    update, optimizer = _optimizer(config).update(gradient, optimizer, members)
+    return optax.apply_updates(members, update), optimizer
+
+
+def negative_log_likelihood(
+    mean: Float[Array, "rows target"],
+    log_noise: Float[Array, " target"],
+    target: Float[Array, "rows target"],
+    min_noise: float,
+) -> Float[Array, " rows"]:
+    """Of a Gaussian, without its constant. Below `min_noise` only the logarithm stops falling: the gradient that
+    would shrink the noise further vanishes, the one that widens it stays."""
+    error = jnp.square(mean - target) * jnp.exp(-2.0 * log_noise)[None]
+    return jnp.sum(0.5 * error + jnp.maximum(log_noise, jnp.log(min_noise))[None], axis=-1)
+
+
+def _validate(
+    config: Config, effort: Effort, data: FitData, members: Dynamics
+) -> tuple[Float[Array, " rows"], Float[Array, ""]]:
+    """Score of each validation row (lower is better; 0 beyond the last row) and the mean squared error."""
+    size, num_valid = config.fit.batch_size, _num_validation(config, effort)
+
+    def chunk(i: Int[Array, ""], carry: tuple) -> tuple:
+        score, error = carry
+
+        def part(x: Float[Array, "rows n"]) -> Float[Array, "chunk n"]:
+            return jax.lax.dynamic_slice_in_dim(x, i * size, size)
+
+        def predict(member: Dynamics) -> Float[Array, "chunk target"]:
+            return jax.vmap(member)(part(data.validation_obs), part(data.validation_act))
+
+        target = part(data.validation_target)
+        mean = eqx.filter_vmap(predict)(members)
+        valid = i * size + jnp.arange(size) < num_valid
+        new = jnp.where(valid, ensemble_score(mean, members.log_noise, target), 0.0)
+        squared = jnp.mean(jnp.square(jnp.mean(mean, axis=0) - target), axis=-1)
+        error = error + jnp.sum(jnp.where(valid, squared, 0.0)) / num_valid
+        return jax.lax.dynamic_update_slice_in_dim(score, new, i * size, 0), error
+
+    num_chunks = (num_valid + size - 1) // size
+    empty = jnp.zeros(config.fit.batches_per_epoch * size)
+    return jax.lax.fori_loop(0, num_chunks, chunk, (empty, jnp.zeros(())))
+
+
+def ensemble_score(
+    mean: Float[Array, "member rows target"],
+    log_noise: Float[Array, "member target"],
+    target: Float[Array, "rows target"],
+) -> Float[Array, " rows"]:
+    """The paper's S_n: negative log-likelihood of the ensemble taken as one Gaussian, whose variance is the members'
+    (geometric) mean noise and their disagreement."""
+    variance = jnp.exp(2.0 * jnp.mean(log_noise, axis=0))[None] + jnp.var(mean, axis=0, ddof=1)
+    error = jnp.square(jnp.mean(mean, axis=0) - target)
+    return 0.5 * jnp.sum(error / variance + jnp.log(variance), axis=-1)
+
+
+def improvement_p(
+    new: Float[Array, " rows"], best: Float[Array, " rows"], num_rows: Int[Array, ""]
+) -> Float[Array, ""]:
+    """One-sided p-value of the paired z-test that the new scores are lower, over the first `num_rows` rows."""
+    used = jnp.arange(new.shape[0]) < num_rows
+    difference = jnp.where(used, new - best, 0.0)
+    mean = jnp.sum(difference) / num_rows
+    squares = jnp.sum(jnp.where(used, jnp.square(difference - mean), 0.0))
+    std = jnp.sqrt(squares / jnp.maximum(num_rows - 1, 1))
+    return norm.cdf(mean * jnp.sqrt(num_rows) / jnp.maximum(std, 1e-12))
+
+
+def _optimizer(config: Config) -> optax.GradientTransformation:
+    """AdamW with a decay per layer. The decay is a tree like the parameters, which optax's own AdamW has not."""
+
+    def add_decay(update: Dynamics, members: Dynamics | None) -> Dynamics:
+        assert members is not None
+        decay = eqx.tree_at(
+            lambda d: d.log_noise,
+            jax.tree.map(lambda _: 0.0, members),
+            config.model.noise_decay,
+        )
+        for i, rate in enumerate(config.model.weight_decay):
+            decay = eqx.tree_at(lambda d, i=i: (d.mlp.layers[i].weight, d.mlp.layers[i].bias), decay, (rate, rate))
+        return jax.tree.map(lambda u, d, m: u + d * m, update, decay, members)
+
+    return optax.chain(
+        optax.scale_by_adam(), optax.stateless(add_decay), optax.scale(-config.fit.learning_rate)
+    )
+
+
+def _where(condition: Bool[Array, ""], yes, no):
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)

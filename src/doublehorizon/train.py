@@ -1,0 +1,258 @@
+"""The loop around the algorithm: collect, learn, evaluate, log. Host code; the arithmetic is in `agent.py`."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from doublehorizon import agent
+from doublehorizon import replay as replays
+from doublehorizon.agent import AgentState
+from doublehorizon.config import Config, seed_iterations, steps_per_iteration
+from doublehorizon.envs.make import EnvSpec
+from doublehorizon.errors import UserError
+from doublehorizon.logs import CsvLog, View
+from doublehorizon.policy import NumpyPolicy
+from doublehorizon.replay import Replay
+from doublehorizon.types import Task, Transition
+from doublehorizon.workers import Batch, Crew
+
+Callback = Callable[["Progress"], bool | None]
+
+
+@dataclass
+class Progress:
+    """Where a run stands: everything that changes while it learns. Arrays have a leading seed axis."""
+
+    config: Config
+    spec: EnvSpec
+    seeds: list[int]
+    state: AgentState
+    replay: Replay
+    iteration: int = 0
+    seconds: float = 0.0
+    returns: dict[int, dict[int, float]] = field(default_factory=dict)
+    """Test return by step and seed."""
+
+    @property
+    def task(self) -> Task:
+        rule = None if self.spec.never_ends else self.spec.terminates
+        return Task(self.spec.obs_size, self.spec.act_size, rule)
+
+    @property
+    def steps(self) -> int:
+        """Agent steps of an iteration."""
+        return steps_per_iteration(self.config, self.spec.time_limit)
+
+    @property
+    def step(self) -> int:
+        """Simulator steps so far, per seed."""
+        return self.iteration * self.steps * self.spec.action_repeat
+
+    @property
+    def num_rows(self) -> int:
+        return min(self.iteration * self.steps, self.replay.held_out.shape[1] * self.config.fit.held_out_every)
+
+    @property
+    def learning_starts(self) -> int:
+        """The iteration after which the first fit happens."""
+        return seed_iterations(self.config, self.spec.time_limit)
+
+    def policies(self) -> list[NumpyPolicy]:
+        """Each seed's policy, on the host."""
+        actor, normalizer = jax.device_get((self.state.policy.actor, self.state.world.obs_normalizer))
+        layers = actor.mlp.layers
+        low, high = (np.asarray(x, np.float32) for x in (self.spec.action_low, self.spec.action_high))
+        return [
+            NumpyPolicy(
+                tuple(layer.weight[k] for layer in layers),
+                tuple(layer.bias[k] for layer in layers),
+                normalizer.mean[k],
+                normalizer.std[k],
+                low,
+                high,
+            )
+            for k in range(len(self.seeds))
+        ]
+
+    def last_returns(self) -> dict[int, float]:
+        """The most recent test return of each seed that has one."""
+        return {seed: value for step in sorted(self.returns) for seed, value in self.returns[step].items()}
+
+
+def begin(config: Config, spec: EnvSpec, seeds: list[int], total_steps: int) -> Progress:
+    """An untrained run with room for `total_steps` simulator steps."""
+    task = Task(spec.obs_size, spec.act_size, None)
+    capacity = _capacity(config, spec, total_steps)
+    state = eqx.filter_jit(jax.vmap(lambda seed: agent.initial_state(config, task, seed)))(jnp.asarray(seeds))
+    sizes = (spec.obs_size, spec.act_size, config.model.members, config.fit.held_out_every)
+    replay = eqx.filter_jit(jax.vmap(lambda _: replays.empty(capacity, *sizes)))(jnp.asarray(seeds))
+    return Progress(config, spec, seeds, state, replay)
+
+
+def _capacity(config: Config, spec: EnvSpec, total_steps: int) -> int:
+    """Rows of the replay: what the run will collect, at most the configured number, whole iterations in any case."""
+    steps = steps_per_iteration(config, spec.time_limit)
+    iterations = -(-total_steps // (steps * spec.action_repeat))
+    return max(1, min(iterations, config.loop.replay_capacity // steps)) * steps
+
+
+def extend(progress: Progress, total_steps: int) -> None:
+    """Makes room for more steps in a replay that was sized for fewer."""
+    capacity = _capacity(progress.config, progress.spec, total_steps)
+    held = progress.replay.rows.reward.shape[1]
+    if capacity <= held:
+        return
+
+    def grown(x: jax.Array, by: int) -> jax.Array:
+        return jnp.pad(x, [(0, 0), (0, by)] + [(0, 0)] * (x.ndim - 2))
+
+    old, group_size = progress.replay, progress.config.fit.held_out_every
+    progress.replay = Replay(
+        rows=jax.tree.map(lambda x: grown(x, capacity - held), old.rows),
+        weight=grown(old.weight, capacity - held),
+        held_out=grown(old.held_out, (capacity - held) // group_size),
+        position=jnp.full_like(old.position, progress.num_rows),
+    )
+
+
+def train(
+    progress: Progress, crew: Crew, total_steps: int, out: Path | None, view: View, callback: Callback | None
+) -> None:
+    """Iterates until `total_steps` simulator steps per seed are done, or the callback returns False."""
+    eval_log = CsvLog(out and out / "eval.csv", ["step", "time", "reward", "seed"])
+    progress_log = CsvLog(out and out / "progress.csv")
+    clock = _Clock(progress.seconds)
+    times: dict[int, float] = {}
+
+    def collect_evaluations(block: bool) -> None:
+        for step, seed, value in sorted(crew.finished_evaluations(block)):
+            progress.returns.setdefault(step, {})[seed] = value
+            eval_log.append({"step": step, "time": times[step], "reward": value, "seed": seed})
+            if len(progress.returns[step]) == len(progress.seeds):
+                view.evaluated(step, list(progress.returns[step].values()))
+
+    def evaluate(policies: list[NumpyPolicy] | None) -> None:
+        times[progress.step] = clock.total()
+        crew.start_evaluation(policies, progress.step, progress.config.loop.evaluation_episodes)
+
+    view.begin_at(progress.step)
+    policies = None if progress.iteration < progress.learning_starts else progress.policies()
+    if progress.iteration == 0:
+        evaluate(None)
+    going = True
+    while going and progress.step < total_steps:
+        view.phase("collecting")
+        metrics = _iterate(progress, crew, policies, clock, view)
+        if metrics is not None:
+            policies = progress.policies()
+            seconds = clock.laps | {"time/time_elapsed": clock.total()}
+            _log_progress(progress_log, progress, metrics, seconds)
+        progress.seconds = clock.total()
+        if _is_evaluation(progress, total_steps):
+            evaluate(policies)
+        collect_evaluations(block=False)
+        view.advance(progress.step)
+        going = callback is None or callback(progress) is not False
+    view.phase("evaluating")
+    collect_evaluations(block=True)
+    if out is not None and policies is not None:
+        save_policies(progress, policies, out)
+
+
+def _iterate(
+    progress: Progress, crew: Crew, policies: list[NumpyPolicy] | None, clock: "_Clock", view: View
+) -> dict[str, np.ndarray] | None:
+    """One iteration; the metrics, per seed, are None while only random steps are collected."""
+    clock.start()
+    batch = crew.collect(policies, progress.steps)
+    _check_termination(progress.spec, batch)
+    rows = Transition(**{name: jnp.asarray(value) for name, value in batch.items()})
+    progress.replay, progress.state = agent.store(progress.replay, progress.state, rows)
+    progress.iteration += 1
+    clock.lap("time/collect_seconds")
+    if progress.iteration < progress.learning_starts:
+        return None
+
+    config, task, steps = progress.config, progress.task, progress.steps
+    first = progress.iteration == progress.learning_starts
+    effort = agent.effort(config, task, progress.num_rows, steps, first)
+    compiling = " (compiling first)" if first else ""
+    view.phase("fitting the model" + compiling)
+    progress.state, model_metrics = agent.fit_model((config, effort, progress.replay), progress.state)
+    model_metrics = jax.device_get(model_metrics)
+    clock.lap("time/fit_seconds")
+    view.phase("improving the policy" + compiling)
+    inputs = (config, task, steps, effort, progress.replay)
+    progress.state, policy_metrics = agent.improve_policy(inputs, progress.state)
+    policy_metrics = jax.device_get(policy_metrics)
+    clock.lap("time/improve_seconds")
+    return model_metrics | policy_metrics
+
+
+def _is_evaluation(progress: Progress, total_steps: int) -> bool:
+    due = progress.iteration % progress.config.loop.evaluate_every == 0
+    first = progress.iteration == progress.learning_starts
+    return progress.iteration >= progress.learning_starts and (due or first or progress.step >= total_steps)
+
+
+def _check_termination(spec: EnvSpec, batch: Batch) -> None:
+    """A rule that contradicts the environment would teach the model a wrong world. Rounding to float32 may flip single
+    flags at the edge, so a contradiction is more than one in a thousand."""
+    said = batch["terminated"] > 0
+    expected = said & False if spec.terminates is None else np.asarray(spec.terminates(batch["next_obs"]))
+    wrong = int(np.sum(said != expected))
+    if wrong > said.size / 1000:
+        rule = "no termination rule is known" if spec.terminates is None else "the known termination rule differs"
+        raise UserError(
+            f"{spec.name} ended {int(said.sum())} of {said.size} steps, but {rule} ({wrong} steps). Give the "
+            "environment a method is_terminal(next_obs) that works on arrays [..., observation]."
+        )
+
+
+def _log_progress(
+    log: CsvLog, progress: Progress, metrics: dict[str, np.ndarray], seconds: dict[str, float]
+) -> None:
+    for k, seed in enumerate(progress.seeds):
+        row: dict[str, Any] = {
+            "time/total_timesteps": progress.step,
+            "time/iterations": progress.iteration,
+            "seed": seed,
+        }
+        log.append(row | {name: value[k].item() for name, value in sorted(metrics.items())} | seconds)
+
+
+def save_policies(progress: Progress, policies: list[NumpyPolicy], out: Path) -> None:
+    """Writes `policy/seed<k>.safetensors`, and the returns by which `load_policy` picks the best of them."""
+    import json
+
+    for seed, policy in zip(progress.seeds, policies, strict=True):
+        policy.save(out / "policy" / f"seed{seed}.safetensors")
+    returns = {str(seed): value for seed, value in progress.last_returns().items()}
+    (out / "policy" / "returns.json").write_text(json.dumps(returns, indent=1) + "\n")
+
+
+class _Clock:
+    """Seconds of the phases of an iteration, and of the whole run."""
+
+    def __init__(self, before: float):
+        self._begun = time.monotonic() - before
+        self._last = time.monotonic()
+        self.laps: dict[str, float] = {}
+
+    def start(self) -> None:
+        self._last, self.laps = time.monotonic(), {}
+
+    def lap(self, name: str) -> None:
+        now = time.monotonic()
+        self.laps[name] = now - self._last
+        self._last = now
+
+    def total(self) -> float:
+        return time.monotonic() - self._begun

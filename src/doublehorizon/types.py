@@ -1,0 +1,59 @@
+"""Records that travel between the rooms, and the names of their axes.
+
+Axis glossary (time before batch, ensemble before both; a leading `seed` axis is added by `vmap` at the border):
+
+    obs, act      size of an observation, of an action
+    target        size of what the model predicts: reward and change of the observation, 1 + obs
+    batch         imagined trajectories side by side
+    rows          stored transitions
+    horizon       steps of a rollout; `horizon+1` where the last state is included
+    member        networks of the model's ensemble
+    critic        networks of the critics' ensemble
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import equinox as eqx
+from jaxtyping import Array, Float, Int
+
+
+class Transition(eqx.Module):
+    """Rows of real experience. `terminated` is 1 where the episode truly ended; time limits do not count."""
+
+    obs: Float[Array, "rows obs"]
+    act: Float[Array, "rows act"]
+    reward: Float[Array, " rows"]
+    next_obs: Float[Array, "rows obs"]
+    terminated: Float[Array, " rows"]
+
+
+class Rollout(eqx.Module):
+    """An imagined trajectory per batch row. `alive[t]` is 0 from the state on in which the episode has ended."""
+
+    obs: Float[Array, "horizon+1 batch obs"]
+    act: Float[Array, "horizon+1 batch act"]
+    log_prob: Float[Array, "horizon+1 batch"]
+    reward: Float[Array, "horizon batch"]
+    alive: Float[Array, "horizon+1 batch"]
+
+
+class Effort(eqx.Module):
+    """How much work an iteration does. Traced values, so that a longer first iteration compiles nothing anew."""
+
+    num_rows: Int[Array, ""]
+    fit_batches: Int[Array, ""]
+    patience: Int[Array, ""]
+    max_epochs: Int[Array, ""]
+    num_rounds: Int[Array, ""]
+
+
+@dataclass(frozen=True)
+class Task:
+    """What the algorithm must know of an environment. `terminates` maps next observations `[..., obs]` to flags
+    `[...]` and takes NumPy and JAX arrays; None says that episodes never end but by their time limit."""
+
+    obs_size: int
+    act_size: int
+    terminates: Callable[[Any], Any] | None
