@@ -9,6 +9,8 @@
 Each of the three is one compiled program over all seeds; nothing crosses between host and device inside them.
 """
 
+import math
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -52,7 +54,7 @@ def initial_state(config: Config, task: Task, seed: Int[Array, ""]) -> AgentStat
             actor=Actor(config.policy, *sizes, key_actor),
             critics=critics,
             target_critics=jax.tree.map(jnp.copy, critics),
-            log_temperature=jnp.log(config.policy.initial_temperature),
+            log_temperature=jnp.asarray(math.log(config.policy.initial_temperature), jnp.float32),
             bounds=unknown_bounds(),
         ),
         ring=empty_ring(config.policy.ring_capacity, task.obs_size),

@@ -125,6 +125,10 @@ class DHMBPO:
         """Simulator steps so far, per seed."""
         return 0 if self._progress is None else self._progress.step
 
+    def last_returns(self) -> dict[int, float]:
+        """The most recent test return of each seed."""
+        return {} if self._progress is None else self._progress.last_returns()
+
     def save(self, path: str | Path) -> None:
         """Writes the agent, its replay included, to a folder from which `load` and further `learn` continue. An episode
         that was running is not continued: the next one starts afresh."""
@@ -150,7 +154,7 @@ class DHMBPO:
         return model
 
     def _best(self) -> NumpyPolicy:
-        returns = {} if self._progress is None else self._progress.last_returns()
+        returns = self.last_returns()
         ranked = max(range(len(self.seeds)), key=lambda k: returns.get(self.seeds[k], -np.inf))
         return self.policies[ranked]
 

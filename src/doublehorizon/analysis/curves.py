@@ -1,0 +1,121 @@
+"""Learning curves: reading them, and comparing two sets of them seed by seed."""
+
+import csv
+import json
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from scipy import stats
+
+from doublehorizon.errors import UserError
+
+Curves = dict[str, dict[int, float]]
+"""Return by step, for each run of a task (a seed, or the n-th run of it)."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Scores of two sets of runs, and the Welch interval of the difference of their means."""
+
+    steps: tuple[int, ...]
+    ours: tuple[float, ...]
+    theirs: tuple[float, ...]
+    difference: float
+    low: float
+    high: float
+
+    @property
+    def below(self) -> bool:
+        """Whether ours is worse beyond chance: the whole interval is below zero."""
+        return self.high < 0
+
+
+def read_curves(path: Path) -> Curves:
+    """Reads a CSV with the columns `step`, `reward` and `seed` (more are fine)."""
+    curves: Curves = {}
+    seen: Counter[tuple[str, int]] = Counter()
+    try:
+        with path.open(newline="") as file:
+            for row in csv.DictReader(file):
+                step = round(float(row["step"]))
+                seen[row["seed"], step] += 1
+                count = seen[row["seed"], step]
+                name = row["seed"] if count == 1 else f"{row['seed']}#{count}"
+                curves.setdefault(name, {})[step] = float(row["reward"])
+    except (OSError, KeyError, ValueError) as problem:
+        raise UserError(f"{path} cannot be read as curves with columns step,reward,seed: {problem!r}.") from problem
+    if not curves:
+        raise UserError(f"{path} holds no evaluations.")
+    return curves
+
+
+def find_curves(path: Path, task: str | None = None) -> Curves:
+    """Curves of a CSV file, of a run folder, or of `<task>.csv` in a folder of published curves."""
+    if path.is_file():
+        return read_curves(path)
+    if (path / "eval.csv").is_file():
+        return read_curves(path / "eval.csv")
+    if task is not None and (path / f"{task}.csv").is_file():
+        return read_curves(path / f"{task}.csv")
+    wanted = f"eval.csv or {task}.csv" if task else "eval.csv"
+    raise UserError(f"{path} holds no {wanted}. Give a run folder, a CSV file, or a folder of published curves.")
+
+
+def task_of(run: Path) -> str | None:
+    """The task a run folder was trained on, as published files name it: `paper/Hopper` is `Hopper`."""
+    try:
+        name = json.loads((run / "config.json").read_text())["env"]["name"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return str(name).rsplit("/", 1)[-1]
+
+
+def compare(ours: Curves, theirs: Curves, steps: tuple[int, ...]) -> Comparison:
+    """Each run scores its mean return over the evaluations at `steps`; the interval is Welch's, 95%."""
+    our_scores, their_scores = scores(ours, steps), scores(theirs, steps)
+    if min(len(our_scores), len(their_scores)) < 2:
+        raise UserError("a comparison needs at least two seeds on either side.")
+    test = stats.ttest_ind(our_scores, their_scores, equal_var=False)
+    interval = test.confidence_interval(0.95)
+    difference = float(np.mean(our_scores) - np.mean(their_scores))
+    return Comparison(
+        steps, tuple(our_scores), tuple(their_scores), difference, float(interval.low), float(interval.high)
+    )
+
+
+def scores(curves: Curves, steps: tuple[int, ...]) -> list[float]:
+    """One number per run. A run that misses one of the steps is an error, not a smaller mean."""
+    for name, curve in curves.items():
+        missing = [step for step in steps if step not in curve]
+        if missing:
+            raise UserError(
+                f"seed {name} has no evaluation at step {missing[0]}; it has: {', '.join(map(str, sorted(curve)))}."
+            )
+    return [float(np.mean([curve[step] for step in steps])) for curve in curves.values()]
+
+
+def plot(sets: dict[str, Curves], title: str, path: Path, until: int | None = None) -> None:
+    """Mean and 95% interval over seeds of each set, in one figure."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
+    for label, curves in sets.items():
+        common = sorted(set.intersection(*(set(curve) for curve in curves.values())))
+        steps = [step for step in common if until is None or step <= until]
+        values = np.array([[curve[step] for step in steps] for curve in curves.values()])
+        mean = values.mean(0)
+        axes.plot(steps, mean, label=f"{label} ({len(values)} seeds)")
+        if len(values) > 1:
+            half = stats.t.ppf(0.975, len(values) - 1) * stats.sem(values, axis=0)
+            axes.fill_between(steps, mean - half, mean + half, alpha=0.25)
+    axes.set(title=title, xlabel="simulator steps", ylabel="test return")
+    axes.legend(loc="lower right")
+    axes.grid(alpha=0.3)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)

@@ -1,0 +1,58 @@
+"""The command `doublehorizon`. One file per command; each is imported when it is called."""
+
+import difflib
+import sys
+from importlib import import_module
+
+from doublehorizon.errors import UserError
+
+_COMMANDS = {
+    "train": "train an agent on an environment, one seed or many",
+    "compare": "compare a run with published curves, or with another run",
+}
+
+
+def main() -> None:
+    """Runs the command named in `sys.argv`. A user's mistake is one line on stderr and status 2."""
+    try:
+        sys.exit(_dispatch(sys.argv[1:]))
+    except UserError as problem:
+        print(f"doublehorizon: {problem}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("doublehorizon: stopped.", file=sys.stderr)
+        sys.exit(130)
+
+
+def _dispatch(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(_usage())
+        return 0 if arguments else 2
+    if arguments[0] == "--version":
+        from doublehorizon import __version__
+
+        print(f"doublehorizon {__version__}")
+        return 0
+    name = arguments[0]
+    if name not in _COMMANDS:
+        near = difflib.get_close_matches(name, _COMMANDS, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise UserError(f"there is no command {name!r}.{hint} Commands: {', '.join(_COMMANDS)}.")
+    return import_module(f"doublehorizon.cli.{name}").run(arguments[1:])
+
+
+def _usage() -> str:
+    lines = [f"  {name:<9} {what}" for name, what in _COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: doublehorizon COMMAND ...",
+            "",
+            "Model-based reinforcement learning that needs few environment steps.",
+            "",
+            *lines,
+            "",
+            "`doublehorizon COMMAND --help` tells more. A first try, about two minutes on a laptop:",
+            "",
+            "  doublehorizon train Pendulum-v1 --preset quick --steps 2000",
+        ]
+    )

@@ -1,0 +1,3 @@
+from doublehorizon.cli import main
+
+main()

@@ -1,0 +1,57 @@
+"""`doublehorizon compare`."""
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import tyro
+
+from doublehorizon.analysis.curves import Comparison, compare, find_curves, plot, task_of
+
+_EXAMPLES = """Compares a run with published curves, or with another run: each seed scores its mean return over the given
+evaluations, and Welch's 95% interval of the difference says whether the run is worse beyond chance.
+
+examples:
+  doublehorizon compare runs/hopper --reference published/gym/esvg
+  doublehorizon compare runs/a --reference runs/b --steps 10000 20000 --plot a-and-b.png"""
+
+
+@dataclass
+class Compare:
+    """What `doublehorizon compare` takes."""
+
+    run: tyro.conf.Positional[Path]
+    """A run folder, or a CSV file with the columns step,reward,seed."""
+    reference: Path
+    """What to compare with: a run folder, a CSV file, or a folder with a file <Task>.csv."""
+    steps: tuple[int, ...] = (20_000, 30_000, 40_000, 50_000)
+    """The evaluations that count."""
+    plot: Path | None = None
+    """Draw both learning curves into this file (PNG, SVG or PDF)."""
+    json: bool = False
+    """Print the figures as JSON."""
+
+
+def run(arguments: list[str]) -> int:
+    """Status 0 whatever the comparison says; its words are in the output."""
+    options = tyro.cli(Compare, prog="doublehorizon compare", description=_EXAMPLES, args=arguments)
+    task = task_of(options.run)
+    ours, theirs = find_curves(options.run), find_curves(options.reference, task)
+    result = compare(ours, theirs, options.steps)
+    if options.plot is not None:
+        until = max(max(curve) for curve in ours.values())
+        plot({"this run": ours, "reference": theirs}, task or options.run.name, options.plot, until)
+    print(json.dumps(dataclasses.asdict(result) | {"below": result.below}) if options.json else _words(result))
+    return 0
+
+
+def _words(result: Comparison) -> str:
+    lines = [f"mean return over the evaluations at {', '.join(map(str, result.steps))}"]
+    for name, scores in (("this run", result.ours), ("reference", result.theirs)):
+        each = " ".join(f"{score:.0f}" for score in sorted(scores))
+        lines.append(f"  {name:<9} {np.mean(scores):8.1f} +- {np.std(scores, ddof=1):.1f}  ({len(scores)} seeds: {each})")
+    verdict = "below the reference" if result.below else "not below the reference"
+    lines.append(f"  difference {result.difference:.1f}, 95% interval [{result.low:.1f}, {result.high:.1f}]: {verdict}")
+    return "\n".join(lines)
