@@ -1,6 +1,6 @@
 """Milliseconds of the algorithm's parts on this machine's device, at HalfCheetah's sizes.
 
-    python benchmarks/speed.py --seeds 1 8
+python benchmarks/speed.py --seeds 1 8
 """
 
 import argparse
@@ -113,7 +113,12 @@ def main() -> None:
     print(jax.__version__, jax.devices()[0].device_kind)
     for num_seeds in options.seeds:
         result = measure(Config(precision=options.precision), num_seeds, options.profile)
-        print(num_seeds, "seeds:", json.dumps({name: round(value, 3) for name, value in result.items()}), flush=True)
+        print(
+            num_seeds,
+            "seeds:",
+            json.dumps({name: round(value, 3) for name, value in result.items()}),
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -24,9 +24,16 @@ from doublehorizon.dynamics import World, raw_target
 from doublehorizon.networks import Actor, Critic, Dynamics, ensemble
 from doublehorizon.normalizer import fit_normalizer, identity
 from doublehorizon.replay import Replay
-from doublehorizon.rollouts import StateRing, distribution_rollout, draw, empty_ring, push
+from doublehorizon.rollouts import StateRing, distribution_rollout, draw_noise, empty_ring, push
 from doublehorizon.types import Effort, Task, Transition
-from doublehorizon.updates import Metrics, Policy, critic_only_update, fresh_moments, joint_update
+from doublehorizon.updates import (
+    Metrics,
+    Policy,
+    critic_only_update,
+    draw_chance,
+    fresh_moments,
+    joint_update,
+)
 from doublehorizon.values import unknown_bounds
 
 
@@ -83,9 +90,7 @@ def store(replay: Replay, state: AgentState, rows: Transition) -> tuple[Replay, 
 
 
 @eqx.filter_jit(donate="all-except-first")
-def fit_model(
-    inputs: tuple[Config, Effort, Replay], state: AgentState
-) -> tuple[AgentState, dict[str, Array]]:
+def fit_model(inputs: tuple[Config, Effort, Replay], state: AgentState) -> tuple[AgentState, dict[str, Array]]:
     """Takes fresh statistics of the replay, then fits every seed's model to it."""
     config, effort, replay = inputs
     with jax.default_matmul_precision(config.precision):
@@ -96,9 +101,7 @@ def fit_model(
 
 
 @eqx.filter_jit(donate="all-except-first")
-def improve_policy(
-    inputs: tuple[Config, Task, int, Effort, Replay], state: AgentState
-) -> tuple[AgentState, Metrics]:
+def improve_policy(inputs: tuple[Config, Task, int, Effort, Replay], state: AgentState) -> tuple[AgentState, Metrics]:
     """Optimises every seed's policy inside its model."""
     config, task, steps, effort, replay = inputs
     with jax.default_matmul_precision(config.precision):
@@ -119,23 +122,19 @@ def _improve_policy(
         ring = StateRing(ring.obs, jnp.zeros_like(ring.position), jnp.zeros_like(ring.size))
 
     def refresh(ring, policy, key):
-        key_starts, key_rollout = jr.split(key)
+        key_starts, key_noise = jr.split(key)
         shape = (config.horizons.distribution + 1, config.policy.batch_size)
         starts = replay.rows.obs[jr.randint(key_starts, shape, 0, effort.num_rows)]
-        visited = distribution_rollout(task, state.world, policy.actor, starts, key_rollout)
+        noise = draw_noise(task, config.horizons.distribution, config.policy.batch_size, key_noise)
+        visited = distribution_rollout(task, state.world, policy.actor, starts, noise)
         return push(ring, visited.reshape(-1, task.obs_size))
 
-    def update(rule, ring, policy, moments, key):
-        key_start, key_rule = jr.split(key)
-        start = draw(ring, config.policy.batch_size, key_start)
-        return rule(config, task, state.world, policy, moments, start, key_rule)
-
     def train(rule, ring, carry, keys):
-        def body(carry, key):
-            policy, moments, metrics = update(rule, ring, *carry, key)
+        def body(carry, chance):
+            policy, moments, metrics = rule(config, task, state.world, *carry, chance)
             return (policy, moments), metrics
 
-        return jax.lax.scan(body, carry, keys)
+        return jax.lax.scan(body, carry, jax.vmap(lambda key: draw_chance(config, task, ring, key))(keys))
 
     def one_round(i, carry):
         policy, moments, ring, _ = carry
@@ -150,9 +149,7 @@ def _improve_policy(
     (policy, moments), _ = train(critic_only_update, ring, (state.policy, moments), keys)
     shapes = jax.eval_shape(lambda: one_round(0, (policy, moments, ring, None))[-1])
     nothing = {name: jnp.zeros(shape.shape, shape.dtype) for name, shape in shapes.items()}
-    policy, _, ring, metrics = jax.lax.fori_loop(
-        0, effort.num_rounds, one_round, (policy, moments, ring, nothing)
-    )
+    policy, _, ring, metrics = jax.lax.fori_loop(0, effort.num_rounds, one_round, (policy, moments, ring, nothing))
     return AgentState(state.world, policy, ring, key), metrics
 
 

@@ -6,8 +6,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import jax.random as jr
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, Int
 
 from doublehorizon.networks import Dynamics
 from doublehorizon.normalizer import Normalizer
@@ -28,15 +27,6 @@ class StepNoise(eqx.Module):
     order: Int[Array, "*lead batch"]
 
 
-def draw_step_noise(horizon: int, batch_size: int, obs_size: int, key: PRNGKeyArray) -> StepNoise:
-    """The chance of a whole rollout at once. Sorting random bits gives each step its own permutation of the rows."""
-    key_state, key_order = jr.split(key)
-    return StepNoise(
-        state=jr.normal(key_state, (horizon, batch_size, obs_size)),
-        order=jnp.argsort(jr.bits(key_order, (horizon, batch_size)), axis=-1),
-    )
-
-
 def imagine_step(
     world: World, obs: Float[Array, "batch obs"], act: Float[Array, "batch act"], noise: StepNoise
 ) -> tuple[Float[Array, "batch obs"], Float[Array, " batch"]]:
@@ -46,18 +36,17 @@ def imagine_step(
     normalized = world.obs_normalizer.normalize(obs)
     inputs = jnp.concatenate([normalized, act], axis=-1)
 
-    def predict_share(member: Dynamics, share: Float[Array, "share in"]) -> Float[Array, "share target"]:
+    def predict_share(member, share, noise):
         mean = jax.vmap(member.mlp)(share)
-        return mean, jnp.broadcast_to(jnp.exp(member.log_noise)[None], mean.shape)
+        return mean.at[:, 1:].add(jnp.exp(member.log_noise[1:])[None] * noise)
 
-    shares = inputs.at[noise.order].get(unique_indices=True).reshape(num_members, -1, inputs.shape[-1])
-    mean, std = (
-        _undo(noise.order, out.reshape(-1, out.shape[-1]))
-        for out in eqx.filter_vmap(predict_share)(world.members, shares)
-    )
+    def shares(x: Float[Array, "batch n"]) -> Float[Array, "member share n"]:
+        return x.reshape(num_members, -1, x.shape[-1])
 
-    sampled = jnp.concatenate([mean[:, :1], mean[:, 1:] + std[:, 1:] * noise.state], axis=-1)
-    target = world.target_normalizer.denormalize(sampled)
+    # the noise is as random in any order, so only the inputs are shuffled
+    inputs = inputs.at[noise.order].get(unique_indices=True)
+    sampled = eqx.filter_vmap(predict_share)(world.members, shares(inputs), shares(noise.state))
+    target = world.target_normalizer.denormalize(_undo(noise.order, sampled.reshape(obs.shape[0], -1)))
     return obs + target[:, 1:], target[:, 0]
 
 
@@ -66,9 +55,7 @@ def _undo(order: Int[Array, " batch"], x: Float[Array, "batch n"]) -> Float[Arra
     return jnp.zeros_like(x).at[order].set(x, unique_indices=True)
 
 
-def survives(
-    terminates: Callable[[Any], Any] | None, next_obs: Float[Array, "batch obs"]
-) -> Float[Array, " batch"]:
+def survives(terminates: Callable[[Any], Any] | None, next_obs: Float[Array, "batch obs"]) -> Float[Array, " batch"]:
     """1 where the episode goes on in `next_obs`, 0 where the task's rule says that it has ended; no gradient."""
     if terminates is None:
         return jnp.ones(next_obs.shape[0])

@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from doublehorizon import replay as replays
 from doublehorizon.config import Config
 from doublehorizon.dynamics import World, normalized_target
-from doublehorizon.networks import Dynamics
+from doublehorizon.networks import Dynamics, dropout_seeds
 from doublehorizon.normalizer import Normalizer
 from doublehorizon.replay import Replay
 from doublehorizon.types import Effort
@@ -168,11 +168,9 @@ def _gradient_step(
 
     def loss(members: Dynamics) -> Float[Array, ""]:
         def member_loss(member, weight, noise, key):
-            mean = jax.vmap(member)(obs, rows.act, jr.split(key, size))
+            mean = jax.vmap(member)(obs, rows.act, dropout_seeds(size, key))
             noisy = target.at[:, 0].add(noise)
-            return jnp.mean(
-                weight * negative_log_likelihood(mean, member.log_noise, noisy, config.model.min_noise)
-            )
+            return jnp.mean(weight * negative_log_likelihood(mean, member.log_noise, noisy, config.model.min_noise))
 
         keys = jr.split(key_dropout, config.model.members)
         return jnp.sum(eqx.filter_vmap(member_loss)(members, weight.T, noise, keys))
@@ -260,9 +258,7 @@ def _optimizer(config: Config) -> optax.GradientTransformation:
             decay = eqx.tree_at(lambda d, i=i: (d.mlp.layers[i].weight, d.mlp.layers[i].bias), decay, (rate, rate))
         return jax.tree.map(lambda u, d, m: u + d * m, update, decay, members)
 
-    return optax.chain(
-        optax.scale_by_adam(), optax.stateless(add_decay), optax.scale(-config.fit.learning_rate)
-    )
+    return optax.chain(optax.scale_by_adam(), optax.stateless(add_decay), optax.scale(-config.fit.learning_rate))
 
 
 def _where(condition: Bool[Array, ""], yes, no):

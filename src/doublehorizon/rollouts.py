@@ -6,9 +6,29 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from doublehorizon.dynamics import World, draw_step_noise, imagine_step, survives
+from doublehorizon.dynamics import StepNoise, World, imagine_step, survives
 from doublehorizon.networks import Actor, sample_action
 from doublehorizon.types import Rollout, Task
+
+
+class RolloutNoise(eqx.Module):
+    """All that chance decides in a rollout, drawn beforehand: the rollout itself is plain arithmetic."""
+
+    act: Float[Array, "choices batch act"]
+    step: StepNoise
+
+
+def draw_noise(task: Task, horizon: int, batch_size: int, key: PRNGKeyArray) -> RolloutNoise:
+    """For `horizon` steps and the action in the last state. The key is consumed."""
+    key_act, key_state, key_order = jr.split(key, 3)
+    return RolloutNoise(
+        act=jr.normal(key_act, (horizon + 1, batch_size, task.act_size)),
+        step=StepNoise(
+            state=jr.normal(key_state, (horizon, batch_size, task.obs_size)),
+            # sorting random bits gives every step its own permutation of the rows
+            order=jnp.argsort(jr.bits(key_order, (horizon, batch_size)), axis=-1),
+        ),
+    )
 
 
 def distribution_rollout(
@@ -16,15 +36,11 @@ def distribution_rollout(
     world: World,
     actor: Actor,
     starts: Float[Array, "horizon+1 batch obs"],
-    key: PRNGKeyArray,
+    noise: RolloutNoise,
 ) -> Float[Array, "horizon+1 batch obs"]:
     """DR: follows the policy through the model and returns every state in which an episode is running. A row begins
     in `starts[0]`; where its episode ends in step t it begins anew in `starts[t]`, so that dead rows cost nothing
-    and each call returns the same number of live states. The key is consumed."""
-    horizon, batch_size = starts.shape[0] - 1, starts.shape[1]
-    key_policy, key_model = jr.split(key)
-    act_noise = jr.normal(key_policy, (horizon, batch_size, task.act_size))
-    step_noise = draw_step_noise(horizon, batch_size, task.obs_size, key_model)
+    and each call returns the same number of live states."""
 
     def step(obs, inputs):
         restart, act_noise, step_noise = inputs
@@ -35,40 +51,32 @@ def distribution_rollout(
         next_obs = jnp.where(lives[:, None] > 0, next_obs, restart)
         return next_obs, next_obs
 
-    _, visited = jax.lax.scan(step, starts[0], (starts[1:], act_noise, step_noise))
+    _, visited = jax.lax.scan(step, starts[0], (starts[1:], noise.act[:-1], noise.step))
     return jax.lax.stop_gradient(jnp.concatenate([starts[:1], visited]))
 
 
 def training_rollout(
-    task: Task,
-    horizon: int,
-    world: World,
-    actor: Actor,
-    start: Float[Array, "batch obs"],
-    key: PRNGKeyArray,
+    task: Task, world: World, actor: Actor, start: Float[Array, "batch obs"], noise: RolloutNoise
 ) -> Rollout:
     """TR: the same, with gradients from rewards and last state to the actor through every step. Rows that end are
-    carried on with `alive` 0. The key is consumed."""
-    batch_size = start.shape[0]
-    key_policy, key_model = jr.split(key)
-    act_noise = jr.normal(key_policy, (horizon + 1, batch_size, task.act_size))
-    step_noise = draw_step_noise(horizon, batch_size, task.obs_size, key_model)
+    carried on with `alive` 0."""
+    horizon = noise.step.state.shape[0]
 
     def choose(obs, noise):
         normalized = world.obs_normalizer.normalize(obs)
         return jax.vmap(sample_action, in_axes=(None, 0, 0))(actor, normalized, noise)
 
-    obs, alive = [start], [jnp.ones(batch_size)]
+    obs, alive = [start], [jnp.ones(start.shape[0])]
     act, log_prob, reward = [], [], []
     for t in range(horizon):  # unrolled: a loop of five small steps costs more to run than to compile
-        chosen = choose(obs[t], act_noise[t])
-        next_obs, gained = imagine_step(world, obs[t], chosen[0], jax.tree.map(lambda x, t=t: x[t], step_noise))
+        chosen = choose(obs[t], noise.act[t])
+        next_obs, gained = imagine_step(world, obs[t], chosen[0], jax.tree.map(lambda x, t=t: x[t], noise.step))
         act.append(chosen[0])
         log_prob.append(chosen[1])
         reward.append(gained)
         obs.append(next_obs)
         alive.append(alive[t] * survives(task.terminates, next_obs))
-    last = choose(obs[-1], act_noise[-1])
+    last = choose(obs[-1], noise.act[-1])
     act.append(last[0])
     log_prob.append(last[1])
     return Rollout(*(jnp.stack(x) for x in (obs, act, log_prob, reward, alive)))

@@ -216,9 +216,7 @@ def _check_termination(spec: EnvSpec, batch: Batch) -> None:
         )
 
 
-def _log_progress(
-    log: CsvLog, progress: Progress, metrics: dict[str, np.ndarray], seconds: dict[str, float]
-) -> None:
+def _log_progress(log: CsvLog, progress: Progress, metrics: dict[str, np.ndarray], seconds: dict[str, float]) -> None:
     for k, seed in enumerate(progress.seeds):
         row: dict[str, Any] = {
             "time/total_timesteps": progress.step,

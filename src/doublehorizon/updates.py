@@ -5,12 +5,12 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import optax
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt32
 
 from doublehorizon.config import Config
 from doublehorizon.dynamics import World
-from doublehorizon.networks import Actor, Critic
-from doublehorizon.rollouts import training_rollout
+from doublehorizon.networks import Actor, Critic, dropout_seeds
+from doublehorizon.rollouts import RolloutNoise, StateRing, draw, draw_noise, training_rollout
 from doublehorizon.types import Rollout, Task
 from doublehorizon.values import Bounds, expand_q, expand_value, follow_bounds
 
@@ -23,6 +23,28 @@ class Policy(eqx.Module):
     target_critics: Critic
     log_temperature: Float[Array, ""]
     bounds: Bounds
+
+
+class Chance(eqx.Module):
+    """All that chance decides in an update, drawn beforehand for many updates at once: on a GPU a small draw costs as
+    much as a large one."""
+
+    start: Float[Array, "batch obs"]
+    noise: RolloutNoise
+    target_critics: Int[Array, " chosen"]
+    dropout: UInt32[Array, "critic batch"]
+
+
+def draw_chance(config: Config, task: Task, ring: StateRing, key: PRNGKeyArray) -> Chance:
+    """For one update that starts in states of the ring. The key is consumed."""
+    key_start, key_noise, key_critics, key_dropout = jr.split(key, 4)
+    batch_size, critic = config.policy.batch_size, config.critic
+    return Chance(
+        start=draw(ring, batch_size, key_start),
+        noise=draw_noise(task, config.horizons.training, batch_size, key_noise),
+        target_critics=jnp.argsort(jr.bits(key_critics, (critic.members,)))[: critic.target_members],
+        dropout=dropout_seeds(critic.members * batch_size, key_dropout).reshape(critic.members, batch_size),
+    )
 
 
 class Moments(eqx.Module):
@@ -47,22 +69,19 @@ def joint_update(
     world: World,
     policy: Policy,
     moments: Moments,
-    start: Float[Array, "batch obs"],
-    key: PRNGKeyArray,
+    chance: Chance,
 ) -> tuple[Policy, Moments, Metrics]:
     """Critics first, then the actor against the updated critics, on one rollout: its forward pass is shared, and the
-    actor's gradient is pulled back through it. The key is consumed."""
-    key_rollout, key_critic = jr.split(key)
+    actor's gradient is pulled back through it."""
     rollout, pull_back = jax.vjp(
-        lambda actor: training_rollout(task, config.horizons.training, world, actor, start, key_rollout),
-        policy.actor,
+        lambda actor: training_rollout(task, world, actor, chance.start, chance.noise), policy.actor
     )
-    policy, moments, metrics = critic_update(config, task, world, policy, moments, rollout, key_critic)
+    policy, moments, metrics = critic_update(config, task, world, policy, moments, chance, rollout)
 
     temperature = jnp.exp(policy.log_temperature)
-    objective, slope = jax.value_and_grad(
-        lambda rollout: actor_objective(config, world, policy, rollout, temperature)
-    )(rollout)
+    objective, slope = jax.value_and_grad(lambda rollout: actor_objective(config, world, policy, rollout, temperature))(
+        rollout
+    )
     (gradient,) = pull_back(jax.tree.map(jnp.negative, slope))
     entropy = -jnp.mean(rollout.log_prob[0])
     surplus = entropy - config.policy.target_entropy_per_action * task.act_size
@@ -88,13 +107,11 @@ def critic_only_update(
     world: World,
     policy: Policy,
     moments: Moments,
-    start: Float[Array, "batch obs"],
-    key: PRNGKeyArray,
+    chance: Chance,
 ) -> tuple[Policy, Moments, Metrics]:
-    """The critics' half of a joint update. The key is consumed."""
-    key_rollout, key_critic = jr.split(key)
-    rollout = training_rollout(task, config.horizons.training, world, policy.actor, start, key_rollout)
-    return critic_update(config, task, world, policy, moments, rollout, key_critic)
+    """The critics' half of a joint update."""
+    rollout = training_rollout(task, world, policy.actor, chance.start, chance.noise)
+    return critic_update(config, task, world, policy, moments, chance, rollout)
 
 
 def critic_update(
@@ -103,23 +120,26 @@ def critic_update(
     world: World,
     policy: Policy,
     moments: Moments,
+    chance: Chance,
     rollout: Rollout,
-    key: PRNGKeyArray,
 ) -> tuple[Policy, Moments, Metrics]:
     """Eq. 13: the critics move towards the expanded value of the first state and action, their targets follow."""
-    key_pair, key_dropout = jr.split(key)
     rollout = jax.lax.stop_gradient(rollout)
     temperature = jnp.exp(policy.log_temperature)
     bounds = follow_bounds(
-        config.critic, config.policy.discount, task.terminates is not None, policy.bounds, rollout, temperature
+        config.critic,
+        config.policy.discount,
+        task.terminates is not None,
+        policy.bounds,
+        rollout,
+        temperature,
     )
-    target = critic_target(
-        config, world, policy.target_critics, bounds, rollout, temperature, key_pair
-    )
+    last_q = _values(policy.target_critics, world.obs_normalizer.normalize(rollout.obs[-1]), rollout.act[-1])
+    target = critic_target(bounds, rollout, last_q[chance.target_critics], temperature, config.policy.discount)
     obs = world.obs_normalizer.normalize(rollout.obs[0])
 
     def loss(critics: Critic) -> Float[Array, ""]:
-        q = bounds.scale(_values(critics, obs, rollout.act[0], key_dropout))
+        q = bounds.scale(_values(critics, obs, rollout.act[0], chance.dropout))
         return jnp.sum(jnp.mean(jnp.square(q - target[None]), axis=1))
 
     value, gradient = jax.value_and_grad(loss)(policy.critics)
@@ -136,20 +156,15 @@ def critic_update(
 
 
 def critic_target(
-    config: Config,
-    world: World,
-    target_critics: Critic,
     bounds: Bounds,
     rollout: Rollout,
+    last_q: Float[Array, "chosen batch"],
     temperature: Float[Array, ""],
-    key: PRNGKeyArray,
+    discount: float,
 ) -> Float[Array, " batch"]:
-    """Eq. 9 with the least of two random target critics, bounded, behind the last step. The key is consumed."""
-    chosen = jr.permutation(key, config.critic.members)[: config.critic.target_members]
-    some = jax.tree.map(lambda x: x[chosen], target_critics)
-    obs = world.obs_normalizer.normalize(rollout.obs[-1])
-    last_q = jnp.min(bounds.scale(_values(some, obs, rollout.act[-1])), axis=0)
-    return expand_q(rollout, bounds.clip(last_q), temperature, config.policy.discount)
+    """Eq. 9 with the least of the chosen target critics, bounded, behind the last step."""
+    least = bounds.clip(jnp.min(bounds.scale(last_q), axis=0))
+    return expand_q(rollout, least, temperature, discount)
 
 
 def actor_objective(
@@ -166,14 +181,12 @@ def _values(
     critics: Critic,
     obs: Float[Array, "batch obs"],
     act: Float[Array, "batch act"],
-    key: PRNGKeyArray | None = None,
+    dropout: UInt32[Array, "critic batch"] | None = None,
 ) -> Float[Array, "critic batch"]:
-    """Every critic's raw output for every row; with a key, under dropout."""
-    if key is None:
+    """Every critic's raw output for every row; with seeds, under dropout."""
+    if dropout is None:
         return eqx.filter_vmap(lambda critic: jax.vmap(critic)(obs, act))(critics)
-    num_critics, num_rows = critics.mlp.layers[0].bias.shape[0], obs.shape[0]
-    keys = jr.split(key, (num_critics, num_rows))
-    return eqx.filter_vmap(lambda critic, keys: jax.vmap(critic)(obs, act, keys))(critics, keys)
+    return eqx.filter_vmap(lambda critic, seeds: jax.vmap(critic)(obs, act, seeds))(critics, dropout)
 
 
 def _adam(config: Config, parameters, gradient, moments: optax.OptState):

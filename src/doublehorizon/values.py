@@ -29,7 +29,12 @@ def unknown_bounds() -> Bounds:
 
 
 def follow_bounds(
-    config: CriticConfig, discount: float, can_end: bool, bounds: Bounds, rollout: Rollout, temperature: Float[Array, ""]
+    config: CriticConfig,
+    discount: float,
+    can_end: bool,
+    bounds: Bounds,
+    rollout: Rollout,
+    temperature: Float[Array, ""],
 ) -> Bounds:
     """Moves the bounds towards the extreme soft rewards of this rollout, earned forever (the paper's appendix on
     bounding the target critic)."""
@@ -43,9 +48,7 @@ def follow_bounds(
     if config.bounds == "alive_and_zero" and can_end:
         low, high = jnp.minimum(low, 0.0), jnp.maximum(high, 0.0)
     rate = jnp.where(bounds.known, config.bounds_rate, 1.0)
-    moved = Bounds(
-        bounds.low + rate * (low - bounds.low), bounds.high + rate * (high - bounds.high), jnp.array(True)
-    )
+    moved = Bounds(bounds.low + rate * (low - bounds.low), bounds.high + rate * (high - bounds.high), jnp.array(True))
     return jax.lax.stop_gradient(moved)
 
 

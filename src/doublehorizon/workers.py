@@ -49,7 +49,12 @@ class Seat:
     def collect(self, policy: NumpyPolicy | None, num_steps: int) -> Batch:
         """Steps with a sampling policy, or with uniform actions; an unfinished episode goes on in the next call."""
         spec = self.simulator.spec
-        rows = [(num_steps, spec.obs_size), (num_steps, spec.act_size), (num_steps,), (num_steps, spec.obs_size)]
+        rows = [
+            (num_steps, spec.obs_size),
+            (num_steps, spec.act_size),
+            (num_steps,),
+            (num_steps, spec.obs_size),
+        ]
         obs, act, reward, next_obs = (np.empty(shape, np.float32) for shape in rows)
         terminated = np.zeros(num_steps, np.float32)
         for t in range(num_steps):
@@ -89,9 +94,7 @@ class Crew:
     returns it and `in_process=True`, for one seed.
     """
 
-    def __init__(
-        self, make_env: Callable[[], gym.Env], spec: EnvSpec, seeds: list[int], in_process: bool = False
-    ):
+    def __init__(self, make_env: Callable[[], gym.Env], spec: EnvSpec, seeds: list[int], in_process: bool = False):
         self.seeds = seeds
         self._queues: list[deque[tuple[int, dict[int, tuple]]]]
         if in_process:

@@ -51,7 +51,9 @@ def _words(result: Comparison) -> str:
     lines = [f"mean return over the evaluations at {', '.join(map(str, result.steps))}"]
     for name, scores in (("this run", result.ours), ("reference", result.theirs)):
         each = " ".join(f"{score:.0f}" for score in sorted(scores))
-        lines.append(f"  {name:<9} {np.mean(scores):8.1f} +- {np.std(scores, ddof=1):.1f}  ({len(scores)} seeds: {each})")
+        lines.append(
+            f"  {name:<9} {np.mean(scores):8.1f} +- {np.std(scores, ddof=1):.1f}  ({len(scores)} seeds: {each})"
+        )
     verdict = "below the reference" if result.below else "not below the reference"
     lines.append(f"  difference {result.difference:.1f}, 95% interval [{result.low:.1f}, {result.high:.1f}]: {verdict}")
     return "\n".join(lines)

@@ -69,9 +69,7 @@ def run(arguments: list[str]) -> int:
 
     from doublehorizon.api import DHMBPO
 
-    model = DHMBPO(
-        options.env, seed=options.seed, seeds=options.seeds, config=options.config, device=options.device
-    )
+    model = DHMBPO(options.env, seed=options.seed, seeds=options.seeds, config=options.config, device=options.device)
     model.learn(options.steps, out=folder, progress_bar=not options.quiet)
     _report(model.last_returns(), folder, options.json)
     return 0

@@ -147,7 +147,12 @@ class Simulator:
         self._steps += 1
         if not np.isfinite(reward):
             raise UserError(f"{self.spec.name} returned the reward {reward} in step {self._steps} of an episode.")
-        return self._flat(obs), float(reward), bool(terminated), truncated or self._steps >= self.spec.time_limit
+        return (
+            self._flat(obs),
+            float(reward),
+            bool(terminated),
+            truncated or self._steps >= self.spec.time_limit,
+        )
 
     def close(self) -> None:
         self.env.close()
