@@ -10,6 +10,7 @@ import jax.random as jr
 from jaxtyping import Array, Float, PRNGKeyArray, UInt32
 
 from doublehorizon.config import CriticConfig, ModelConfig, PolicyConfig
+from doublehorizon.kernels import activate
 
 _MIN_ACTION_STD = 1e-5
 
@@ -30,7 +31,8 @@ class Linear(eqx.Module):
 
 
 class Mlp(eqx.Module):
-    """Four linear layers; `norm_eps[i]` is LayerNorm's epsilon before layer i + 1 (None: no LayerNorm)."""
+    """Four linear layers; `norm_eps[i]` is LayerNorm's epsilon before layer i + 1 (None: neither LayerNorm nor dropout
+    there)."""
 
     layers: tuple[Linear, ...]
     norm_eps: tuple[float | None, ...] = eqx.field(static=True)
@@ -39,13 +41,13 @@ class Mlp(eqx.Module):
     def __call__(self, x: Float[Array, " in"], seed: UInt32[Array, ""] | None = None) -> Float[Array, " out"]:
         """With a seed (see `dropout_seeds`), dropout is on."""
         for i, layer in enumerate(self.layers[:-1]):
-            x = layer(x)
-            if seed is not None:
-                x = _drop(x, self.dropout[i], seed + jnp.uint32(i * 0x632BE5AB))
-            x = jax.nn.silu(x)
-            eps = self.norm_eps[i]
-            if eps is not None:
-                x = _layer_norm(x, eps)
+            x, eps = layer(x), self.norm_eps[i]
+            if eps is None:
+                x = jax.nn.silu(x)
+            elif seed is None:
+                x = activate(x, jnp.uint32(0), 0.0, eps)
+            else:
+                x = activate(x, seed + jnp.uint32(i * 0x632BE5AB), self.dropout[i], eps)
         return self.layers[-1](x)
 
 
@@ -54,27 +56,10 @@ def _mlp_layers(sizes: tuple[int, ...], key: PRNGKeyArray) -> tuple[Linear, ...]
     return tuple(Linear(i, o, k) for i, o, k in zip(sizes[:-1], sizes[1:], keys, strict=True))
 
 
-def _layer_norm(x: Float[Array, " n"], eps: float) -> Float[Array, " n"]:
-    centred = x - jnp.mean(x)
-    return centred * jax.lax.rsqrt(jnp.mean(jnp.square(centred)) + eps)
-
-
 def dropout_seeds(num_rows: int, key: PRNGKeyArray) -> UInt32[Array, " rows"]:
-    """A seed per row, from which `Mlp` hashes its dropout masks. Hashes fuse into the pass over the activations and
-    are cheap enough to be computed again in the backward pass; `jax.random` is neither (half a fit's time)."""
+    """A seed per row, from which `kernels.activate` hashes its dropout masks: cheaper than `jax.random`, and cheap enough
+    to be computed again in the backward pass."""
     return jr.bits(key, ()) + jnp.arange(num_rows, dtype=jnp.uint32) * jnp.uint32(0x85EBCA6B)
-
-
-def _drop(x: Float[Array, " n"], rate: float, seed: UInt32[Array, ""]) -> Float[Array, " n"]:
-    """Zeroes a share `rate` of the units, chosen by a hash of seed and unit."""
-    if rate == 0.0:
-        return x
-    h = jnp.arange(x.shape[0], dtype=jnp.uint32) * jnp.uint32(0x9E3779B9) + seed
-    for multiplier in (0x7FEB352D, 0x846CA68B):
-        h = (h ^ (h >> 16)) * jnp.uint32(multiplier)
-    h = h ^ (h >> 16)
-    keep = h >= jnp.uint32(round(rate * 2**32))
-    return jnp.where(keep, x * (1.0 / (1.0 - rate)), 0.0)
 
 
 class Dynamics(eqx.Module):

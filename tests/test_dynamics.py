@@ -1,0 +1,95 @@
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+
+from doublehorizon.dynamics import StepNoise, World, imagine_step, normalized_target, survives
+from doublehorizon.normalizer import Normalizer, fit_normalizer, identity
+from doublehorizon.rollouts import draw_noise
+from doublehorizon.types import Task
+from worlds import TINY, LineMember, line_world, random_world
+
+
+def test_every_row_is_predicted_by_one_member_and_every_member_gets_an_equal_share():
+    # member m drifts by 10^m, so the displacement of a row names its member
+    world = line_world(4, drift=(1.0, 10.0, 100.0, 1000.0))
+    noise = jax.tree.map(lambda x: x[0], draw_noise(Task(1, 1, None), 1, 32, jr.key(0)).step)
+    next_obs, reward = imagine_step(world, jnp.zeros((32, 1)), jnp.zeros((32, 1)), noise)
+    values, counts = np.unique(np.asarray(next_obs[:, 0]), return_counts=True)
+    np.testing.assert_allclose(values, [1.0, 10.0, 100.0, 1000.0])
+    np.testing.assert_array_equal(counts, [8, 8, 8, 8])
+    np.testing.assert_allclose(reward, next_obs[:, 0])
+
+
+def test_shares_are_drawn_anew_for_each_step_and_row():
+    order = draw_noise(Task(1, 1, None), 200, 8, jr.key(1)).step.order
+    np.testing.assert_array_equal(np.sort(order, axis=-1), np.tile(np.arange(8), (200, 1)))
+    share = np.argsort(order, axis=-1) // 4  # which of two members has row i in each step
+    assert np.all(np.abs(share.mean(axis=0) - 0.5) < 0.15)
+    assert np.all(np.abs(np.corrcoef(share.T)[0, 1:]) < 0.4)
+
+
+def test_mean_and_noise_of_a_row_come_from_the_same_member():
+    # member 0 is silent and does not drift, member 1 drifts by 100 and has noise of scale 5
+    members = LineMember(jnp.log(jnp.array([[1e-30, 1e-30], [1e-30, 5.0]])), jnp.array([0.0, 100.0]))
+    world = World(members, identity(1), identity(2))  # type: ignore[arg-type]
+    order = jr.permutation(jr.key(2), 64)
+    next_obs, _ = imagine_step(world, jnp.zeros((64, 1)), jnp.zeros((64, 1)), StepNoise(jnp.ones((64, 1)), order))
+    assert sorted(set(np.asarray(next_obs[:, 0]).round(3).tolist())) == [0.0, 105.0]
+
+
+def test_rows_keep_their_places_under_the_shuffle():
+    world = line_world(2)
+    obs, act = jnp.arange(8.0)[:, None], 0.1 * jnp.arange(8.0)[:, None]
+    order = jr.permutation(jr.key(3), 8)
+    next_obs, reward = imagine_step(world, obs, act, StepNoise(jnp.zeros((8, 1)), order))
+    np.testing.assert_allclose(next_obs, obs + act, rtol=1e-6)
+    np.testing.assert_allclose(reward, (obs + act)[:, 0], rtol=1e-6)
+
+
+def test_a_step_denormalises_what_a_member_predicts():
+    # normalised input (6 - 2) / 4 = 1; the member answers [1 + act, act] = [1.5, 0.5]
+    world = World(
+        line_world(1).members,
+        Normalizer(jnp.array([2.0]), jnp.array([4.0])),
+        Normalizer(jnp.array([10.0, 0.5]), jnp.array([3.0, 2.0])),
+    )
+    noise = StepNoise(jnp.zeros((1, 1)), jnp.zeros(1, jnp.int32))
+    next_obs, reward = imagine_step(world, jnp.array([[6.0]]), jnp.array([[0.5]]), noise)
+    assert float(next_obs[0, 0]) == pytest.approx(6.0 + 0.5 * 2.0 + 0.5)
+    assert float(reward[0]) == pytest.approx(1.5 * 3.0 + 10.0)
+
+
+def test_targets_are_reward_and_displacement_in_normal_units():
+    normalizer = Normalizer(jnp.array([1.0, 2.0]), jnp.array([2.0, 4.0]))
+    target = normalized_target(normalizer, jnp.array([[1.0]]), jnp.array([5.0]), jnp.array([[7.0]]))
+    np.testing.assert_allclose(target, [[(5.0 - 1.0) / 2.0, (6.0 - 2.0) / 4.0]])
+
+
+def test_statistics_cover_the_stored_rows_only_and_never_divide_by_zero():
+    x = np.random.default_rng(0).normal(3.0, 2.0, (50, 3)).astype(np.float32)
+    x[:, 2] = 1.5
+    padded = np.concatenate([x, np.full((30, 3), 1e6, np.float32)])
+    normalizer = fit_normalizer(jnp.asarray(padded), jnp.asarray(50))
+    np.testing.assert_allclose(normalizer.mean, x.mean(0), rtol=1e-5)
+    np.testing.assert_allclose(normalizer.std[:2], x.std(0)[:2], rtol=1e-5)
+    assert float(normalizer.std[2]) == pytest.approx(1e-4)
+    np.testing.assert_allclose(normalizer.denormalize(normalizer.normalize(jnp.asarray(x))), x, rtol=1e-4)
+
+
+def test_a_task_without_a_rule_never_ends():
+    assert survives(None, jnp.full((3, 1), jnp.nan)).tolist() == [1.0, 1.0, 1.0]
+    assert survives(lambda obs: obs[..., 0] > 2.0, jnp.array([[1.0], [3.0]])).tolist() == [1.0, 0.0]
+
+
+def test_the_ensemble_step_equals_members_called_by_hand():
+    world = random_world(3, 2, TINY.model.members)
+    obs, act = jr.normal(jr.key(0), (4, 3)), jr.normal(jr.key(1), (4, 2))
+    order = jnp.array([2, 0, 3, 1])  # rows 2 and 0 go to member 0, rows 3 and 1 to member 1
+    next_obs, reward = imagine_step(world, obs, act, StepNoise(jnp.zeros((4, 3)), order))
+    for row, member in ((2, 0), (0, 0), (3, 1), (1, 1)):
+        one = jax.tree.map(lambda x, m=member: x[m], world.members)
+        out = one(obs[row], act[row])
+        np.testing.assert_allclose(reward[row], out[0], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(next_obs[row], obs[row] + out[1:], rtol=1e-4, atol=1e-5)

@@ -1,0 +1,144 @@
+import dataclasses
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+from scipy import stats
+
+from doublehorizon import fit as fits
+from doublehorizon import replay as replays
+from doublehorizon.agent import _with_statistics
+from doublehorizon.dynamics import World
+from doublehorizon.networks import Dynamics, ensemble
+from doublehorizon.normalizer import identity
+from doublehorizon.types import Effort, Transition
+from worlds import TINY
+
+
+def test_the_likelihood_is_the_gaussian_one():
+    rng = np.random.default_rng(0)
+    mean, target = rng.normal(size=(2, 4, 3)).astype(np.float32)
+    log_noise = rng.normal(size=3).astype(np.float32)
+    constant = 3 * 0.5 * np.log(2 * np.pi)
+    expected = -stats.norm(mean, np.exp(log_noise)).logpdf(target).sum(-1) - constant
+    found = fits.negative_log_likelihood(mean, jnp.asarray(log_noise), jnp.asarray(target), 1e-3)
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
+
+
+def test_below_the_least_noise_the_likelihood_no_longer_shrinks_it():
+    def loss(log_noise):
+        zero = jnp.zeros((1, 1))
+        return fits.negative_log_likelihood(zero, log_noise[None], zero, 1e-3)[0]
+
+    assert float(jax.grad(loss)(jnp.log(2e-3))) == pytest.approx(1.0)
+    assert float(jax.grad(loss)(jnp.log(0.5e-3))) == 0.0
+
+
+def test_the_score_is_that_of_one_gaussian_with_the_members_disagreement():
+    mean = jnp.array([[[1.0]], [[3.0]]])  # two members, one row, one dimension
+    log_noise = jnp.log(jnp.array([[1.0], [4.0]]))  # geometric mean 2, so a variance of 4
+    variance = 4.0 + 2.0  # unbiased variance of 1 and 3
+    expected = 0.5 * ((2.0 - 5.0) ** 2 / variance + np.log(variance))
+    assert float(fits.ensemble_score(mean, log_noise, jnp.array([[5.0]]))[0]) == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_paired_test_is_scipys_z_test_over_the_rows_that_count():
+    rng = np.random.default_rng(0)
+    best, new = rng.normal(size=(2, 500)).astype(np.float32)
+    d = (new - best)[:400]
+    expected = stats.norm.cdf(d.mean() * np.sqrt(400) / d.std(ddof=1))
+    found = fits.improvement_p(jnp.asarray(new), jnp.asarray(best), jnp.asarray(400))
+    assert float(found) == pytest.approx(expected, rel=1e-4)
+    assert float(fits.improvement_p(jnp.asarray(best), jnp.asarray(best), jnp.asarray(400))) == pytest.approx(0.5)
+
+
+def problem(num_seeds: int, num_rows: int = 200):
+    """Replays of a linear world, and untrained models with their statistics."""
+    key_obs, key_act, key_store, key_model = jr.split(jr.key(0), 4)
+
+    def one(seed):
+        obs = jr.normal(jr.fold_in(key_obs, seed), (num_rows, 3))
+        act = jr.uniform(jr.fold_in(key_act, seed), (num_rows, 2), minval=-1.0)
+        next_obs = obs + 0.1 * jnp.concatenate([act, obs[:, :1]], axis=1)
+        rows = Transition(obs, act, obs[:, 0] + act[:, 0], next_obs, jnp.zeros(num_rows))
+        empty = replays.empty(num_rows, 3, 2, TINY.model.members, TINY.fit.held_out_every)
+        replay = replays.add(empty, rows, jr.fold_in(key_store, seed))
+        make = lambda k: Dynamics(TINY.model, 3, 2, k)  # noqa: E731
+        members = ensemble(make, TINY.model.members, jr.fold_in(key_model, seed))
+        return replay, _with_statistics(World(members, identity(3), identity(4)), replay, jnp.asarray(num_rows))
+
+    return jax.vmap(one)(jnp.arange(num_seeds))
+
+
+def effort(patience: int, max_epochs: int, num_rows: int = 200) -> Effort:
+    return Effort(*(jnp.asarray(n, jnp.int32) for n in (num_rows, 2, patience, max_epochs, 1)))
+
+
+fit = eqx.filter_jit(fits.fit)
+
+
+def test_a_fit_learns_the_world_and_returns_its_best_parameters():
+    replay, world = problem(1)
+    keys = jr.split(jr.key(1), 1)
+    _, before = fit(TINY, effort(0, 0), replay, world, keys)
+    fitted, after = fit(TINY, effort(100, 150), replay, world, keys)
+    assert float(after["model/validation_rmse"][0]) < 0.25 * float(before["model/validation_rmse"][0])
+    # what is returned scores exactly what was reported: the best parameters, not the last ones
+    _, again = fit(TINY, effort(0, 0), replay, fitted, keys)
+    np.testing.assert_allclose(again["model/validation_score"], after["model/validation_score"], rtol=1e-5)
+
+
+def test_a_fit_stops_after_patience_plus_one_epochs_without_improvement():
+    replay, world = problem(1)
+    # steps so large that no epoch improves
+    wild = dataclasses.replace(TINY, fit=dataclasses.replace(TINY.fit, learning_rate=100.0))
+    fitted, metrics = fit(wild, effort(4, 50), replay, world, jr.split(jr.key(1), 1))
+    assert int(metrics["model/epochs"][0]) == 5
+    for kept, given in zip(jax.tree.leaves(fitted.members), jax.tree.leaves(world.members), strict=True):
+        np.testing.assert_array_equal(kept, given)
+
+
+def test_a_fit_stops_at_its_cap():
+    replay, world = problem(1)
+    _, metrics = fit(TINY, effort(50, 7), replay, world, jr.split(jr.key(1), 1))
+    assert int(metrics["model/epochs"][0]) == 7
+
+
+def test_each_seed_stops_when_it_would_alone():
+    num_seeds = 5
+    replay, world = problem(num_seeds)
+    keys = jr.split(jr.key(1), num_seeds)
+    _, together = fit(TINY, effort(3, 60), replay, world, keys)
+    epochs = np.asarray(together["model/epochs"])
+    assert len(set(epochs.tolist())) > 1, "the seeds of this test should stop at different epochs"
+    for k in range(num_seeds):
+        part = jax.tree.map(lambda x, k=k: x[k : k + 1], (replay, world))
+        _, alone = fit(TINY, effort(3, 60), *part, keys[k : k + 1])
+        assert abs(int(alone["model/epochs"][0]) - int(epochs[k])) <= 1  # a z-test may flip by rounding
+        if int(alone["model/epochs"][0]) == int(epochs[k]):
+            np.testing.assert_allclose(
+                alone["model/validation_score"][0], together["model/validation_score"][k], rtol=1e-3, atol=1e-3
+            )
+
+
+def test_weights_decide_how_much_a_row_counts():
+    replay, world = problem(1)
+    one_replay, one_world = jax.tree.map(lambda x: x[0], (replay, world))
+    data = fits._prepare(TINY, effort(1, 1), one_replay, one_world, jr.key(0))
+    members = one_world.members
+    optimizer = fits._optimizer(TINY).init(members)
+
+    def change(replay):
+        new = eqx.tree_at(lambda d: d.replay, data, replay)
+        stepped, _ = fits._gradient_step(TINY, effort(1, 1), new, members, optimizer, jr.key(5))
+        return jax.tree.map(lambda a, b: a - b, stepped, members)
+
+    silent = eqx.tree_at(lambda r: r.weight, one_replay, one_replay.weight.at[:, 0].set(0.0))
+    first, second = (jax.tree.map(lambda x, m=m: x[m], change(silent)) for m in (0, 1))
+    # member 0 has no weight on any row: only its weight decay moves it
+    decay = -TINY.fit.learning_rate * TINY.model.weight_decay[0] * members.mlp.layers[0].weight[0]
+    np.testing.assert_allclose(first.mlp.layers[0].weight, decay, atol=2e-7)  # a float32 ulp of the weights
+    assert float(jnp.max(jnp.abs(second.mlp.layers[0].weight))) > 100 * float(jnp.max(jnp.abs(decay)))

@@ -1,0 +1,71 @@
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+
+from doublehorizon.rollouts import distribution_rollout, draw, empty_ring, push, training_rollout
+from doublehorizon.types import Task
+from worlds import ConstantActor, line_world, no_noise
+
+ENDLESS = Task(1, 1, None)
+ENDS_PAST_TWO = Task(1, 1, lambda obs: obs[..., 0] > 2.0)
+
+
+def test_the_gradient_runs_through_every_step_of_the_training_rollout():
+    # obs moves by the speed each step and the reward is the new position: 1 v, 2 v, 3 v
+    def total(speed):
+        rollout = training_rollout(ENDLESS, line_world(), ConstantActor(speed), jnp.zeros((2, 1)), no_noise(3, 2))
+        return jnp.sum(rollout.reward[:, 0])
+
+    value, slope = jax.value_and_grad(total)(jnp.array(0.25))
+    assert float(value) == pytest.approx(6 * 0.25, rel=1e-4)
+    assert float(slope) == pytest.approx(6.0, rel=1e-4)
+
+
+def test_no_gradient_runs_through_the_distribution_rollout():
+    def total(speed):
+        starts = jnp.zeros((4, 2, 1))
+        return jnp.sum(distribution_rollout(ENDLESS, line_world(), ConstantActor(speed), starts, no_noise(3, 2)))
+
+    value, slope = jax.value_and_grad(total)(jnp.array(0.25))
+    assert float(value) == pytest.approx(2 * 6 * 0.25, rel=1e-4)
+    assert float(slope) == 0.0
+
+
+def test_without_terminations_the_distribution_rollout_returns_every_state():
+    starts = jnp.array([[[0.0], [5.0]], [[90.0], [90.0]], [[90.0], [90.0]]])
+    visited = distribution_rollout(ENDLESS, line_world(), ConstantActor(jnp.array(0.5)), starts, no_noise(2, 2))
+    np.testing.assert_allclose(visited[..., 0], [[0.0, 5.0], [0.5, 5.5], [1.0, 6.0]], rtol=1e-4)
+
+
+def test_a_row_that_ends_begins_anew_and_its_last_state_is_not_kept():
+    # row 0 goes 1.8, (2.3 has ended) -> 0.1, 0.6; row 1 goes on
+    starts = jnp.array([[[1.8], [0.0]], [[0.1], [9.0]], [[9.0], [9.0]]])
+    visited = distribution_rollout(ENDS_PAST_TWO, line_world(), ConstantActor(jnp.array(0.5)), starts, no_noise(2, 2))
+    np.testing.assert_allclose(visited[..., 0], [[1.8, 0.0], [0.1, 0.5], [0.6, 1.0]], rtol=1e-4)
+    assert not np.any(np.asarray(visited) > 2.0)
+
+
+def test_alive_falls_to_zero_where_the_episode_ends_and_stays_there():
+    back = Task(1, 1, lambda obs: (obs[..., 0] > 1.1) & (obs[..., 0] < 1.4))  # ended in one state only
+    rollout = training_rollout(
+        back, line_world(), ConstantActor(jnp.array(0.25)), jnp.full((2, 1), 0.5), no_noise(4, 2)
+    )
+    np.testing.assert_allclose(rollout.obs[:, 0, 0], [0.5, 0.75, 1.0, 1.25, 1.5], rtol=1e-4)
+    np.testing.assert_array_equal(rollout.alive[:, 0], [1, 1, 1, 0, 0])
+
+
+def test_the_ring_keeps_the_most_recent_states():
+    ring = empty_ring(5, 1)
+    ring = push(ring, jnp.arange(3.0)[:, None])
+    assert int(ring.size) == 3
+    ring = push(ring, jnp.arange(3.0, 7.0)[:, None])
+    assert int(ring.size) == 5 and int(ring.position) == 2
+    assert sorted(np.asarray(ring.obs[:, 0]).tolist()) == [2.0, 3.0, 4.0, 5.0, 6.0]
+
+
+def test_only_stored_states_are_drawn():
+    ring = push(empty_ring(100, 1), 1.0 + jnp.arange(3.0)[:, None])
+    drawn = np.asarray(draw(ring, 300, jr.key(0))[:, 0])
+    assert set(drawn.tolist()) == {1.0, 2.0, 3.0}

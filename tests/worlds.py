@@ -1,0 +1,75 @@
+"""Worlds that can be solved in one's head, as models, and the tiny config that tests share."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+
+from doublehorizon.config import (
+    Config,
+    CriticConfig,
+    FitConfig,
+    Horizons,
+    LoopConfig,
+    ModelConfig,
+    PolicyConfig,
+)
+from doublehorizon.dynamics import StepNoise, World
+from doublehorizon.networks import Actor, Dynamics, ensemble
+from doublehorizon.normalizer import identity
+from doublehorizon.rollouts import RolloutNoise
+
+TINY = Config(
+    horizons=Horizons(distribution=4, training=3),
+    model=ModelConfig(members=2, width=16),
+    fit=FitConfig(batch_size=16, batches_per_epoch=2, base_epochs=2.0, first_effort=2.0),
+    critic=CriticConfig(members=3, width=16),
+    policy=PolicyConfig(width=16, batch_size=8, refresh_every=4, ring_capacity=120),
+    loop=LoopConfig(steps_per_iteration=20, seed_iterations=2, evaluate_every=2, evaluation_episodes=2),
+)
+
+
+class LineMember(eqx.Module):
+    """A hand-made member: the observation moves by the first action, plus what is this member's own; the reward is
+    the new position. It has the interface of `Dynamics`."""
+
+    log_noise: jax.Array
+    drift: jax.Array
+
+    def mlp(self, x, seed=None):
+        del seed
+        position, act = x[0], x[1]
+        return jnp.stack([position + act + self.drift, act + self.drift])
+
+
+def line_world(num_members: int = 2, drift: tuple[float, ...] | None = None, log_noise: float = -100.0) -> World:
+    """One-dimensional: next_obs = obs + act (+ drift), reward = next_obs."""
+    drifts = jnp.zeros(num_members) if drift is None else jnp.asarray(drift)
+    members = LineMember(jnp.full((num_members, 2), log_noise), drifts)
+    return World(members, identity(1), identity(2))  # type: ignore[arg-type]
+
+
+class ConstantActor(eqx.Module):
+    """Acts the same everywhere; `speed` is what one differentiates by."""
+
+    speed: jax.Array
+
+    def __call__(self, obs):
+        return jnp.arctanh(self.speed)[None] + 0.0 * obs[:1], jnp.full((1,), 1e-5)
+
+
+def no_noise(horizon: int, batch_size: int, obs_size: int = 1, act_size: int = 1) -> RolloutNoise:
+    order = jnp.tile(jnp.arange(batch_size)[None], (horizon, 1))
+    return RolloutNoise(
+        act=jnp.zeros((horizon + 1, batch_size, act_size)),
+        step=StepNoise(jnp.zeros((horizon, batch_size, obs_size)), order),
+    )
+
+
+def random_world(obs_size: int, act_size: int, num_members: int, seed: int = 0) -> World:
+    members = ensemble(lambda k: Dynamics(TINY.model, obs_size, act_size, k), num_members, jr.key(seed))
+    return World(members, identity(obs_size), identity(1 + obs_size))
+
+
+def random_actor(obs_size: int, act_size: int, seed: int = 0) -> Actor:
+    return Actor(TINY.policy, obs_size, act_size, jr.key(seed))
