@@ -88,7 +88,8 @@ def show_profile(title: str, call, most: int = 14) -> None:
         total: Counter[str] = Counter()
         count: Counter[str] = Counter()
         for path in glob.glob(f"{folder}/**/*.trace.json.gz", recursive=True):
-            events = json.load(gzip.open(path))["traceEvents"]
+            with gzip.open(path) as file:
+                events = json.load(file)["traceEvents"]
             lanes = {
                 (e["pid"], e.get("tid"))
                 for e in events

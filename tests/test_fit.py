@@ -14,6 +14,7 @@ from doublehorizon.agent import _with_statistics
 from doublehorizon.dynamics import World
 from doublehorizon.networks import Dynamics, ensemble
 from doublehorizon.normalizer import identity
+from doublehorizon.optimizers import start
 from doublehorizon.types import Effort, Transition
 from worlds import TINY
 
@@ -78,16 +79,18 @@ def effort(patience: int, max_epochs: int, num_rows: int = 200) -> Effort:
 
 
 fit = eqx.filter_jit(fits.fit)
+FAST = dataclasses.replace(TINY, fit=dataclasses.replace(TINY.fit, learning_rate=1e-2))
+NOISY = dataclasses.replace(TINY, fit=dataclasses.replace(TINY.fit, learning_rate=5e-2))
 
 
 def test_a_fit_learns_the_world_and_returns_its_best_parameters():
     replay, world = problem(1)
     keys = jr.split(jr.key(1), 1)
-    _, before = fit(TINY, effort(0, 0), replay, world, keys)
-    fitted, after = fit(TINY, effort(100, 150), replay, world, keys)
+    _, before = fit(FAST, effort(0, 0), replay, world, keys)
+    fitted, after = fit(FAST, effort(100, 150), replay, world, keys)
     assert float(after["model/validation_rmse"][0]) < 0.25 * float(before["model/validation_rmse"][0])
     # what is returned scores exactly what was reported: the best parameters, not the last ones
-    _, again = fit(TINY, effort(0, 0), replay, fitted, keys)
+    _, again = fit(FAST, effort(0, 0), replay, fitted, keys)
     np.testing.assert_allclose(again["model/validation_score"], after["model/validation_score"], rtol=1e-5)
 
 
@@ -111,12 +114,12 @@ def test_each_seed_stops_when_it_would_alone():
     num_seeds = 5
     replay, world = problem(num_seeds)
     keys = jr.split(jr.key(1), num_seeds)
-    _, together = fit(TINY, effort(3, 60), replay, world, keys)
+    _, together = fit(NOISY, effort(3, 400), replay, world, keys)
     epochs = np.asarray(together["model/epochs"])
     assert len(set(epochs.tolist())) > 1, "the seeds of this test should stop at different epochs"
     for k in range(num_seeds):
         part = jax.tree.map(lambda x, k=k: x[k : k + 1], (replay, world))
-        _, alone = fit(TINY, effort(3, 60), *part, keys[k : k + 1])
+        _, alone = fit(NOISY, effort(3, 400), *part, keys[k : k + 1])
         assert abs(int(alone["model/epochs"][0]) - int(epochs[k])) <= 1  # a z-test may flip by rounding
         if int(alone["model/epochs"][0]) == int(epochs[k]):
             np.testing.assert_allclose(
@@ -129,7 +132,7 @@ def test_weights_decide_how_much_a_row_counts():
     one_replay, one_world = jax.tree.map(lambda x: x[0], (replay, world))
     data = fits._prepare(TINY, effort(1, 1), one_replay, one_world, jr.key(0))
     members = one_world.members
-    optimizer = fits._optimizer(TINY).init(members)
+    optimizer = start(fits._optimizer(TINY), members)
 
     def change(replay):
         new = eqx.tree_at(lambda d: d.replay, data, replay)

@@ -11,7 +11,7 @@ import numpy as np
 from doublehorizon import checkpoints
 from doublehorizon.cache import use_compilation_cache
 from doublehorizon.config import Config, steps_per_iteration, to_json
-from doublehorizon.envs.make import EnvLike, describe, factory
+from doublehorizon.envs.make import EnvLike, Simulator, describe, factory
 from doublehorizon.errors import UserError
 from doublehorizon.logs import View
 from doublehorizon.policy import NumpyPolicy
@@ -102,8 +102,6 @@ class DHMBPO:
 
     def evaluate(self, episodes: int = 10) -> float:
         """Mean return of so many test episodes with `predict`'s policy."""
-        from doublehorizon.envs.make import Simulator
-
         if episodes < 1:
             raise UserError(f"episodes is {episodes}, but at least 1 is needed.")
         simulator = Simulator(self._make_env(), self.spec)
@@ -187,7 +185,7 @@ def prepare_folder(folder: Path, model: DHMBPO) -> Path:
     return folder
 
 
-def _find_device(device: str | None) -> jax.Device:
+def _find_device(device: str | None) -> Any:
     try:
         return jax.devices(device)[0]
     except RuntimeError as problem:

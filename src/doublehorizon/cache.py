@@ -8,6 +8,6 @@ import jax
 
 def use_compilation_cache() -> None:
     """Keeps compiled programs in the user's cache folder, unless JAX was told of another place."""
-    if jax.config.jax_compilation_cache_dir is None:
+    if getattr(jax.config, "jax_compilation_cache_dir", None) is None:
         base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         jax.config.update("jax_compilation_cache_dir", str(base / "doublehorizon" / "jax"))

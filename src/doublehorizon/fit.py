@@ -4,6 +4,8 @@
 seed until the last one stops. Everything below `_run` is written for one seed.
 """
 
+from typing import Any
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -17,6 +19,7 @@ from doublehorizon.config import Config
 from doublehorizon.dynamics import World, normalized_target
 from doublehorizon.networks import Dynamics, dropout_seeds
 from doublehorizon.normalizer import Normalizer
+from doublehorizon.optimizers import start, step
 from doublehorizon.replay import Replay
 from doublehorizon.types import Effort
 
@@ -109,7 +112,7 @@ def _begin(config: Config, effort: Effort, data: FitData, members: Dynamics, key
     zero = jnp.zeros((), jnp.int32)
     return FitState(
         members=members,
-        optimizer=_optimizer(config).init(members),
+        optimizer=start(_optimizer(config), members),
         best_members=members,
         best_score=score,
         best_error=error,
@@ -176,8 +179,7 @@ def _gradient_step(
         return jnp.sum(eqx.filter_vmap(member_loss)(members, weight.T, noise, keys))
 
     gradient = jax.grad(loss)(members)
-    update, optimizer = _optimizer(config).update(gradient, optimizer, members)
-    return optax.apply_updates(members, update), optimizer
+    return step(_optimizer(config), members, gradient, optimizer)
 
 
 def negative_log_likelihood(
@@ -247,8 +249,7 @@ def improvement_p(
 def _optimizer(config: Config) -> optax.GradientTransformation:
     """AdamW with a decay per layer. The decay is a tree like the parameters, which optax's own AdamW has not."""
 
-    def add_decay(update: Dynamics, members: Dynamics | None) -> Dynamics:
-        assert members is not None
+    def add_decay(update: Any, members: Any) -> Any:
         decay = eqx.tree_at(
             lambda d: d.log_noise,
             jax.tree.map(lambda _: 0.0, members),

@@ -1,8 +1,6 @@
 """What a run leaves behind as text: `eval.csv` and `progress.csv`; and the live view of it."""
 
 import csv
-import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,7 +11,7 @@ from rich.progress import (
     Progress,
     SpinnerColumn,
     TextColumn,
-    TimeRemainingColumn,
+    TimeElapsedColumn,
 )
 
 
@@ -45,25 +43,22 @@ class View:
     """A progress bar on a terminal, plain lines elsewhere, nothing if `quiet`."""
 
     def __init__(self, name: str, total_steps: int, quiet: bool = False):
-        self._quiet, self._total, self._name = quiet, total_steps, name
-        self._console = Console(stderr=True)
-        self._live = not quiet and self._console.is_terminal
+        self._name, self._total, self._quiet = name, total_steps, quiet
+        console = Console(stderr=True)
+        self._live = console.is_terminal and not quiet
         self._progress = Progress(
             SpinnerColumn(),
             TextColumn("[bold]{task.description}"),
-            BarColumn(bar_width=None),
+            BarColumn(bar_width=24),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[rate]}"),
-            TimeRemainingColumn(elapsed_when_finished=True),
+            TextColumn("{task.fields[pace]}"),
             TextColumn("{task.fields[news]}"),
-            console=self._console,
+            TimeElapsedColumn(),
+            console=console,
             disable=not self._live,
-            speed_estimate_period=3600,
         )
-        self._bar = self._progress.add_task(name, total=total_steps, rate="", news="starting")
+        self._bar = self._progress.add_task(name, total=total_steps, pace="", news="starting")
         self._news, self._returns = "starting", ""
-        self._begun = time.monotonic()
-        self._first_step = 0
 
     def __enter__(self) -> "View":
         self._progress.start()
@@ -75,36 +70,32 @@ class View:
     def say(self, line: str) -> None:
         """A line that stays."""
         if not self._quiet:
-            self._progress.console.print(line, highlight=False, soft_wrap=True)
-            sys.stderr.flush()
-
-    def begin_at(self, step: int) -> None:
-        self._first_step = step
-        self._progress.reset(self._bar, completed=step)
+            self._progress.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def phase(self, news: str) -> None:
         """What is being done now."""
         self._news = news
-        self._progress.update(self._bar, news=self._text())
+        self._show()
 
-    def advance(self, step: int) -> None:
-        """So many environment steps are done; on a file or pipe this is a line of its own."""
-        rate = (step - self._first_step) / max(time.monotonic() - self._begun, 1e-9)
-        self._progress.update(self._bar, completed=step, rate=f"{rate:.3g} steps/s", news=self._text())
-        if not self._live and not self._quiet:
-            left = (self._total - step) / max(rate, 1e-9)
-            self.say(f"{self._name}  step {step}/{self._total}  {rate:.3g} steps/s  {_clock(left)} left{self._returns}")
+    def advance(self, step: int, pace: float | None = None) -> None:
+        """So many steps are done; `pace` is the current number of steps per second, None while it is not yet typical
+        of what comes. Where there is no terminal this is a line of its own."""
+        left = "" if pace is None else f"{pace:.3g} steps/s, {_clock((self._total - step) / pace)} left"
+        self._progress.update(self._bar, completed=step, pace=left)
+        self._show()
+        if not self._live:
+            self.say("  ".join(filter(None, [f"{self._name}  step {step}/{self._total}", left, self._returns])))
 
     def evaluated(self, step: int, returns: list[float]) -> None:
         """A test return per seed."""
         mean = sum(returns) / len(returns)
-        spread = f" ({min(returns):.4g} .. {max(returns):.4g})" if len(returns) > 1 else ""
-        self._returns = f"  return {mean:.4g} at {step}"
+        spread = f" (seeds: {min(returns):.4g} to {max(returns):.4g})" if len(returns) > 1 else ""
+        self._returns = f"return {mean:.4g} at {step}"
         self.say(f"{self._name}  step {step}: test return {mean:.5g}{spread}")
-        self._progress.update(self._bar, news=self._text())
+        self._show()
 
-    def _text(self) -> str:
-        return f"{self._news}{self._returns}"
+    def _show(self) -> None:
+        self._progress.update(self._bar, news="  ".join(filter(None, [self._returns, self._news])))
 
 
 def _clock(seconds: float) -> str:

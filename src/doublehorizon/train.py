@@ -1,5 +1,6 @@
 """The loop around the algorithm: collect, learn, evaluate, log. Host code; the arithmetic is in `agent.py`."""
 
+import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -125,45 +126,60 @@ def extend(progress: Progress, total_steps: int) -> None:
 def train(
     progress: Progress, crew: Crew, total_steps: int, out: Path | None, view: View, callback: Callback | None
 ) -> None:
-    """Iterates until `total_steps` simulator steps per seed are done, or the callback returns False."""
-    eval_log = CsvLog(out and out / "eval.csv", ["step", "time", "reward", "seed"])
-    progress_log = CsvLog(out and out / "progress.csv")
+    """Iterates until `total_steps` simulator steps per seed are done, or the callback returns False. However it ends,
+    the policies learnt so far are in `out`."""
+    log = CsvLog(out and out / "progress.csv")
+    evaluations = _Evaluations(
+        progress, crew, view, CsvLog(out and out / "eval.csv", ["step", "time", "reward", "seed"])
+    )
     clock = _Clock(progress.seconds)
-    times: dict[int, float] = {}
-
-    def collect_evaluations(block: bool) -> None:
-        for step, seed, value in sorted(crew.finished_evaluations(block)):
-            progress.returns.setdefault(step, {})[seed] = value
-            eval_log.append({"step": step, "time": times[step], "reward": value, "seed": seed})
-            if len(progress.returns[step]) == len(progress.seeds):
-                view.evaluated(step, list(progress.returns[step].values()))
-
-    def evaluate(policies: list[NumpyPolicy] | None) -> None:
-        times[progress.step] = clock.total()
-        crew.start_evaluation(policies, progress.step, progress.config.loop.evaluation_episodes)
-
-    view.begin_at(progress.step)
     policies = None if progress.iteration < progress.learning_starts else progress.policies()
+    view.advance(progress.step)
     if progress.iteration == 0:
-        evaluate(None)
+        evaluations.start(None)
     going = True
-    while going and progress.step < total_steps:
-        view.phase("collecting")
-        metrics = _iterate(progress, crew, policies, clock, view)
-        if metrics is not None:
-            policies = progress.policies()
-            seconds = clock.laps | {"time/time_elapsed": clock.total()}
-            _log_progress(progress_log, progress, metrics, seconds)
-        progress.seconds = clock.total()
-        if _is_evaluation(progress, total_steps):
-            evaluate(policies)
-        collect_evaluations(block=False)
-        view.advance(progress.step)
-        going = callback is None or callback(progress) is not False
-    view.phase("evaluating")
-    collect_evaluations(block=True)
-    if out is not None and policies is not None:
-        save_policies(progress, policies, out)
+    try:
+        while going and progress.step < total_steps:
+            metrics = _iterate(progress, crew, policies, clock, view)
+            progress.seconds = clock.total()
+            if metrics is not None:
+                policies = progress.policies()
+                _log_progress(log, progress, metrics, clock.laps | {"time/time_elapsed": progress.seconds})
+            if _is_evaluation(progress, total_steps):
+                evaluations.start(policies)
+            evaluations.gather()
+            typical = progress.iteration > progress.learning_starts
+            view.advance(
+                progress.step, progress.steps * progress.spec.action_repeat / clock.lap_total() if typical else None
+            )
+            going = callback is None or callback(progress) is not False
+        view.phase("evaluating")
+        evaluations.gather(block=True)
+    finally:
+        if out is not None and policies is not None:
+            save_policies(progress, policies, out)
+
+
+class _Evaluations:
+    """Test episodes in the background: started with a snapshot of the policies, gathered when they are done."""
+
+    def __init__(self, progress: Progress, crew: Crew, view: View, log: CsvLog):
+        self._progress, self._crew, self._view, self._log = progress, crew, view, log
+        self._started: dict[int, float] = {}
+
+    def start(self, policies: list[NumpyPolicy] | None) -> None:
+        step, episodes = self._progress.step, self._progress.config.loop.evaluation_episodes
+        self._started[step] = self._progress.seconds
+        self._crew.start_evaluation(policies, step, episodes)
+
+    def gather(self, block: bool = False) -> None:
+        """Logs what is done; with `block`, waits for all. A row's time is that at which its policy was ready."""
+        for step, seed, value in sorted(self._crew.finished_evaluations(block)):
+            returns = self._progress.returns.setdefault(step, {})
+            returns[seed] = value
+            self._log.append({"step": step, "time": self._started[step], "reward": value, "seed": seed})
+            if len(returns) == len(self._progress.seeds):
+                self._view.evaluated(step, list(returns.values()))
 
 
 def _iterate(
@@ -171,6 +187,7 @@ def _iterate(
 ) -> dict[str, np.ndarray] | None:
     """One iteration; the metrics, per seed, are None while only random steps are collected."""
     clock.start()
+    view.phase("collecting")
     batch = crew.collect(policies, progress.steps)
     _check_termination(progress.spec, batch)
     rows = Transition(**{name: jnp.asarray(value) for name, value in batch.items()})
@@ -228,8 +245,6 @@ def _log_progress(log: CsvLog, progress: Progress, metrics: dict[str, np.ndarray
 
 def save_policies(progress: Progress, policies: list[NumpyPolicy], out: Path) -> None:
     """Writes `policy/seed<k>.safetensors`, and the returns by which `load_policy` picks the best of them."""
-    import json
-
     for seed, policy in zip(progress.seeds, policies, strict=True):
         policy.save(out / "policy" / f"seed{seed}.safetensors")
     returns = {str(seed): value for seed, value in progress.last_returns().items()}
@@ -251,6 +266,10 @@ class _Clock:
         now = time.monotonic()
         self.laps[name] = now - self._last
         self._last = now
+
+    def lap_total(self) -> float:
+        """Seconds of this iteration."""
+        return sum(self.laps.values())
 
     def total(self) -> float:
         return time.monotonic() - self._begun

@@ -10,6 +10,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt32
 from doublehorizon.config import Config
 from doublehorizon.dynamics import World
 from doublehorizon.networks import Actor, Critic, dropout_seeds
+from doublehorizon.optimizers import follow, start, step
 from doublehorizon.rollouts import RolloutNoise, StateRing, draw, draw_noise, training_rollout
 from doublehorizon.types import Rollout, Task
 from doublehorizon.values import Bounds, expand_q, expand_value, follow_bounds
@@ -59,8 +60,8 @@ Metrics = dict[str, Float[Array, ""]]
 
 
 def fresh_moments(config: Config, policy: Policy) -> Moments:
-    init = optax.adam(config.policy.learning_rate).init
-    return Moments(init(policy.actor), init(policy.critics), init(policy.log_temperature))
+    adam = optax.adam(config.policy.learning_rate)
+    return Moments(*(start(adam, x) for x in (policy.actor, policy.critics, policy.log_temperature)))
 
 
 def joint_update(
@@ -85,15 +86,16 @@ def joint_update(
     (gradient,) = pull_back(jax.tree.map(jnp.negative, slope))
     entropy = -jnp.mean(rollout.log_prob[0])
     surplus = entropy - config.policy.target_entropy_per_action * task.act_size
-    # d/d(log temperature) of temperature * surplus: entropy above its target lowers the temperature
-    actor, actor_moments = _adam(config, policy.actor, gradient, moments.actor)
-    log_temperature, temperature_moments = _adam(
-        config, policy.log_temperature, temperature * surplus, moments.temperature
+    # temperature * surplus is also its own slope in the log: entropy above its target lowers the temperature
+    adam = optax.adam(config.policy.learning_rate)
+    actor, actor_moments = step(adam, policy.actor, gradient, moments.actor)
+    log_temperature, temperature_moments = step(
+        adam, policy.log_temperature, temperature * surplus, moments.temperature
     )
     policy = Policy(actor, policy.critics, policy.target_critics, log_temperature, policy.bounds)
     metrics = metrics | {
         "train/actor_loss": -objective,
-        "train/actor_gradient_norm": optax.global_norm(gradient),
+        "train/actor_gradient_norm": jnp.sqrt(sum(jnp.vdot(x, x) for x in jax.tree.leaves(gradient))),
         "train/ent_coef": temperature,
         "train/entropy": entropy,
         "model/rollout_alive": jnp.mean(rollout.alive[-1]),
@@ -143,8 +145,9 @@ def critic_update(
         return jnp.sum(jnp.mean(jnp.square(q - target[None]), axis=1))
 
     value, gradient = jax.value_and_grad(loss)(policy.critics)
-    critics, critic_moments = _adam(config, policy.critics, gradient, moments.critics)
-    target_critics = optax.incremental_update(critics, policy.target_critics, config.critic.target_rate)
+    adam = optax.adam(config.policy.learning_rate)
+    critics, critic_moments = step(adam, policy.critics, gradient, moments.critics)
+    target_critics = follow(critics, policy.target_critics, config.critic.target_rate)
     policy = Policy(policy.actor, critics, target_critics, policy.log_temperature, bounds)
     metrics = {
         "train/critic_loss": value / config.critic.members,
@@ -187,8 +190,3 @@ def _values(
     if dropout is None:
         return eqx.filter_vmap(lambda critic: jax.vmap(critic)(obs, act))(critics)
     return eqx.filter_vmap(lambda critic, seeds: jax.vmap(critic)(obs, act, seeds))(critics, dropout)
-
-
-def _adam(config: Config, parameters, gradient, moments: optax.OptState):
-    update, moments = optax.adam(config.policy.learning_rate).update(gradient, moments)
-    return optax.apply_updates(parameters, update), moments

@@ -20,17 +20,13 @@ import gymnasium as gym
 import numpy as np
 
 from doublehorizon.envs.make import EnvSpec, Simulator
-from doublehorizon.errors import UserError
+from doublehorizon.errors import RunError, UserError
 from doublehorizon.policy import NumpyPolicy
 
 Batch = dict[str, np.ndarray]
 """Transitions of one seed, field by field (the fields of `types.Transition`)."""
 
 _COLLECT, _EVALUATE = 0, 1  # what a generator is for: enters its seed
-
-
-class WorkerError(RuntimeError):
-    """A worker failed; the message holds its traceback."""
 
 
 @dataclass
@@ -152,18 +148,17 @@ class Crew:
 class _Bench:
     """The seats of one worker, and the calls it answers."""
 
-    def __init__(self, make_env: Callable[[], gym.Env], spec: EnvSpec, seeds: list[int]):
+    def __init__(self, make_env: Callable[[], gym.Env], spec: EnvSpec):
         self._make_env, self._spec = make_env, spec
-        self._seats = {seed: None for seed in seeds}
+        self._seats: dict[int, Seat] = {}
 
     def answer(self, call: str, arguments: dict[int, tuple]) -> dict[int, Any]:
         return {seed: getattr(self._seat(seed), call)(*given) for seed, given in arguments.items()}
 
     def _seat(self, seed: int) -> Seat:
-        seat = self._seats[seed]
-        if seat is None:  # environments are made when first needed: an evaluator may never see some seeds
-            seat = self._seats[seed] = Seat(Simulator(self._make_env(), self._spec), seed)
-        return seat
+        if seed not in self._seats:  # made when first needed: an evaluator may never see some seeds
+            self._seats[seed] = Seat(Simulator(self._make_env(), self._spec), seed)
+        return self._seats[seed]
 
 
 class _LocalWorker:
@@ -171,7 +166,7 @@ class _LocalWorker:
 
     def __init__(self, make_env: Callable[[], gym.Env], spec: EnvSpec, seeds: list[int]):
         self.seeds = seeds
-        self._bench = _Bench(make_env, spec, seeds)
+        self._bench = _Bench(make_env, spec)
         self._answers: list[dict[int, Any]] = []
 
     def send(self, call: str, arguments: dict[int, tuple]) -> None:
@@ -201,7 +196,7 @@ class _RemoteWorker:
             env=os.environ | one_thread | {"PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)},
         )
         theirs.close()
-        self._pipe.send_bytes(cloudpickle.dumps((make_env, spec, seeds)))
+        self._pipe.send_bytes(cloudpickle.dumps((make_env, spec)))
 
     def send(self, call: str, arguments: dict[int, tuple]) -> None:
         try:
@@ -220,7 +215,7 @@ class _RemoteWorker:
         if kind == "mistake":
             raise UserError(answer)
         if kind == "failure":
-            raise WorkerError(f"the environment of seed(s) {self.seeds} failed:\n{answer}")
+            raise RunError(f"the environment of seed(s) {self.seeds} failed:\n{answer}")
         return answer
 
     def close(self) -> None:
@@ -231,9 +226,9 @@ class _RemoteWorker:
             self._process.kill()
             self._process.wait()
 
-    def _lost(self) -> WorkerError:
+    def _lost(self) -> RunError:
         time.sleep(0.1)  # let the process finish dying, so that its status can be told
-        return WorkerError(f"the worker of seed(s) {self.seeds} died (status {self._process.poll()}).")
+        return RunError(f"the worker of seed(s) {self.seeds} died (status {self._process.poll()}).")
 
 
 def serve(pipe: Connection) -> None:

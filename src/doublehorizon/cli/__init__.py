@@ -4,7 +4,7 @@ import difflib
 import sys
 from importlib import import_module
 
-from doublehorizon.errors import UserError
+from doublehorizon.errors import RunError, UserError
 
 _COMMANDS = {
     "train": "train an agent on an environment, one seed or many",
@@ -20,8 +20,11 @@ def main() -> None:
         print(f"doublehorizon: {problem}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
-        print("doublehorizon: stopped.", file=sys.stderr)
+        print("doublehorizon: stopped; the policies learnt so far are in the run folder.", file=sys.stderr)
         sys.exit(130)
+    except (OSError, RunError) as problem:
+        print(f"doublehorizon: {problem}", file=sys.stderr)
+        sys.exit(1)
 
 
 def _dispatch(arguments: list[str]) -> int:

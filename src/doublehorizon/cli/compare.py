@@ -10,8 +10,8 @@ import tyro
 
 from doublehorizon.analysis.curves import Comparison, compare, find_curves, plot, task_of
 
-_EXAMPLES = """Compares a run with published curves, or with another run: each seed scores its mean return over the given
-evaluations, and Welch's 95% interval of the difference says whether the run is worse beyond chance.
+_EXAMPLES = """Compares a run with published curves, or with another run: each seed scores its mean return over
+the given evaluations, and Welch's 95% interval of the difference says whether the run is worse beyond chance.
 
 examples:
   doublehorizon compare runs/hopper --reference published/gym/esvg

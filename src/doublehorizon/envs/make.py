@@ -145,6 +145,7 @@ class Simulator:
         scaled = self._low + (np.clip(act, -1.0, 1.0) + 1.0) * 0.5 * (self._high - self._low)
         obs, reward, terminated, truncated, _ = self.env.step(scaled.astype(self._dtype).reshape(self._shape))
         self._steps += 1
+        reward = float(reward)
         if not np.isfinite(reward):
             raise UserError(f"{self.spec.name} returned the reward {reward} in step {self._steps} of an episode.")
         return (

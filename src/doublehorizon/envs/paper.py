@@ -17,7 +17,7 @@ from gymnasium.spaces import Box
 class PaperTask(MujocoEnv):
     """Forward speed, less the control cost, plus a bonus while healthy."""
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["human", "rgb_array", "depth_array"]}
+    metadata: dict[str, Any] = {"render_modes": ["human", "rgb_array", "depth_array"]}  # noqa: RUF012 (Gymnasium's)
     model_file: ClassVar[str]
     frame_skip_: ClassVar[int]
     first_position: ClassVar[int] = 1  # the observation leaves out what comes before: where the robot is

@@ -1,0 +1,39 @@
+# Everything a fresh machine needs: git, Python 3.11 or newer, make.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: quickstart test test-all lint clean
+
+quickstart: .venv/.installed
+	$(BIN)/doublehorizon train Pendulum-v1 --preset quick --steps 2000 --out runs/quickstart
+	@echo
+	@echo "Next, try:"
+	@echo "  $(BIN)/python examples/use_policy.py runs/quickstart      # act with the trained policy, NumPy only"
+	@echo "  $(BIN)/doublehorizon train InvertedPendulum-v5 --preset quick --steps 4000 --seeds 3"
+	@echo "  $(BIN)/doublehorizon train --help                         # every number of the algorithm can be set"
+
+test: .venv/.dev
+	$(BIN)/python -m pytest
+
+test-all: .venv/.dev
+	$(BIN)/python -m pytest -m "slow or not slow"
+
+lint: .venv/.dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+
+.venv/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "doublehorizon needs Python 3.11 or newer; set PYTHON=")'
+	$(PYTHON) -m venv .venv
+
+.venv/.installed: .venv/bin/python pyproject.toml
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	@touch $@
+
+.venv/.dev: .venv/bin/python pyproject.toml
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@ .venv/.installed
+
+clean:
+	rm -rf .venv .jax_cache .pytest_cache .ruff_cache

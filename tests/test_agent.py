@@ -1,0 +1,155 @@
+"""The programs as wholes: seeds that do not touch each other, runs that repeat, nothing compiled twice."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from doublehorizon import agent
+from doublehorizon.config import Config
+from doublehorizon.envs.make import describe, factory, make
+from doublehorizon.logs import View
+from doublehorizon.train import Progress, begin, train
+from doublehorizon.types import Effort, Task
+from doublehorizon.updates import draw_chance, fresh_moments, joint_update
+from doublehorizon.workers import Crew
+from worlds import TINY
+
+SPEC = describe(make("Pendulum-v1"))
+HOPPER = describe(make("paper/Hopper"))
+
+
+def run(seeds: list[int], steps: int, env: str = "Pendulum-v1", spec=SPEC, config=TINY) -> Progress:
+    progress = begin(config, spec, seeds, steps)
+    with Crew(factory(env), spec, seeds) as crew, View(env, steps, quiet=True) as view:
+        train(progress, crew, steps, None, view, None)
+    return progress
+
+
+def leaves(tree) -> list[np.ndarray]:
+    return [np.asarray(x) for x in jax.tree.leaves(eqx.filter(tree, eqx.is_inexact_array))]
+
+
+def test_the_same_seed_twice_gives_the_same_run_bit_for_bit():
+    first, second = (run([0, 1], 80, "paper/Hopper", HOPPER) for _ in range(2))
+    for a, b in zip(leaves((first.state, first.replay)), leaves((second.state, second.replay)), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert first.returns == second.returns
+
+
+def collected(seeds: list[int]) -> Progress:
+    """Random steps only, stored."""
+    return run(seeds, 20)
+
+
+def one_epoch_and_one_update(progress: Progress):
+    small = Effort(*(jnp.asarray(n, jnp.int32) for n in (20, 1, 100, 1, 1)))
+    state, _ = agent.fit_model((TINY, small, progress.replay), progress.state)
+    members = leaves(state.world.members)
+
+    @eqx.filter_jit
+    def update(state, replay):
+        def one(state, replay):
+            ring = eqx.tree_at(
+                lambda r: (r.obs, r.size), state.ring, (replay.rows.obs[jnp.arange(120) % 20], jnp.array(120))
+            )
+            chance = draw_chance(TINY, progress.task, ring, state.key)
+            moments = fresh_moments(TINY, state.policy)
+            return joint_update(TINY, progress.task, state.world, state.policy, moments, chance)[0]
+
+        return jax.vmap(one)(state, replay)
+
+    return members, leaves(update(state, progress.replay))
+
+
+def test_seed_k_of_many_is_seed_k_alone():
+    many, alone = collected([0, 1, 2]), collected([1])
+    for a, b in zip(leaves(many.replay), leaves(alone.replay), strict=True):
+        np.testing.assert_array_equal(a[1], b[0])  # same keys, same collected data
+    for together, single in zip(leaves(many.state), leaves(alone.state), strict=True):
+        np.testing.assert_allclose(together[1], single[0], atol=1e-6)  # same initial parameters
+    for part, other in zip(one_epoch_and_one_update(many), one_epoch_and_one_update(alone), strict=True):
+        for a, b in zip(part, other, strict=True):
+            np.testing.assert_allclose(a[1], b[0], atol=1e-5)
+
+
+def test_a_seed_full_of_nan_leaves_the_others_alone():
+    def after(poison: bool):
+        progress = collected([0, 1])
+        if poison:
+            bad = progress.state.policy.actor.mlp.layers[0].weight.at[0].set(jnp.nan)
+            progress.state = eqx.tree_at(lambda s: s.policy.actor.mlp.layers[0].weight, progress.state, bad)
+        effort = Effort(*(jnp.asarray(n, jnp.int32) for n in (20, 1, 3, 3, 2)))
+        state, _ = agent.fit_model((TINY, effort, progress.replay), progress.state)
+        state, _ = agent.improve_policy((TINY, progress.task, 20, effort, progress.replay), state)
+        return leaves(state)
+
+    for clean, poisoned in zip(after(False), after(True), strict=True):
+        np.testing.assert_array_equal(clean[1], poisoned[1])
+
+
+def test_nothing_is_compiled_twice(monkeypatch):
+    # each program is traced once, the longer first iteration and a growing replay notwithstanding
+    counts = {}
+    for name in ("store", "fit_model", "improve_policy"):
+        program = getattr(agent, name)
+        inner = program.__wrapped__
+
+        def counted(*args, inner=inner, name=name):
+            counts[name] = counts.get(name, 0) + 1
+            return inner(*args)
+
+        donate = "all" if name == "store" else "all-except-first"
+        monkeypatch.setattr(agent, name, eqx.filter_jit(counted, donate=donate))
+    run([0], 120)
+    assert counts == {"store": 1, "fit_model": 1, "improve_policy": 1}
+
+
+def test_the_actor_learns_from_critics_that_are_already_updated_and_targets_follow_slowly():
+    progress = collected([0])
+    state, replay = jax.tree.map(lambda x: x[0], (progress.state, progress.replay))
+    ring = eqx.tree_at(lambda r: (r.obs, r.size), state.ring, (replay.rows.obs[jnp.arange(120) % 20], jnp.array(120)))
+    chance = draw_chance(TINY, progress.task, ring, state.key)
+    moments = fresh_moments(TINY, state.policy)
+    after, _, metrics = joint_update(TINY, progress.task, state.world, state.policy, moments, chance)
+    rate = TINY.critic.target_rate
+    for old, new, target in zip(
+        leaves(state.policy.target_critics), leaves(after.critics), leaves(after.target_critics), strict=True
+    ):
+        np.testing.assert_allclose(target, (1 - rate) * old + rate * new, atol=1e-7)
+    # Adam's first step is the learning rate in each parameter that has a slope
+    moved = np.abs(np.asarray(after.actor.mlp.layers[0].weight - state.policy.actor.mlp.layers[0].weight))
+    assert np.median(moved) == pytest.approx(TINY.policy.learning_rate, rel=1e-2)
+    assert set(metrics) >= {"train/critic_loss", "train/actor_loss", "train/ent_coef"}
+
+
+def test_critic_only_updates_leave_the_actor_and_the_temperature_alone():
+    progress = collected([0])
+    effort = Effort(*(jnp.asarray(n, jnp.int32) for n in (20, 1, 3, 3, 0)))
+    before = leaves((progress.state.policy.actor, progress.state.policy.log_temperature))
+    critics = leaves(progress.state.policy.critics)
+    state, _ = agent.improve_policy((TINY, progress.task, 20, effort, progress.replay), progress.state)
+    for a, b in zip(before, leaves((state.policy.actor, state.policy.log_temperature)), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert any(not np.array_equal(a, b) for a, b in zip(critics, leaves(state.policy.critics), strict=True))
+    assert int(state.ring.size[0]) == 8 * 5  # one distribution rollout
+
+
+def test_effort_follows_the_paper():
+    config = Config()
+    halfcheetah = Task(17, 6, None)
+    first = agent.effort(config, halfcheetah, 5000, 1000, first=True)
+    assert [int(first.fit_batches), int(first.patience), int(first.max_epochs), int(first.num_rounds)] == [
+        1,
+        720,
+        3610,
+        250,
+    ]
+    later = agent.effort(config, halfcheetah, 50_000, 1000, first=False)
+    assert [int(later.fit_batches), int(later.patience), int(later.max_epochs), int(later.num_rounds)] == [
+        6,
+        144,
+        722,
+        50,
+    ]
