@@ -33,7 +33,7 @@ def test_shares_are_drawn_anew_for_each_step_and_row():
 def test_mean_and_noise_of_a_row_come_from_the_same_member():
     # member 0 is silent and does not drift, member 1 drifts by 100 and has noise of scale 5
     members = LineMember(jnp.log(jnp.array([[1e-30, 1e-30], [1e-30, 5.0]])), jnp.array([0.0, 100.0]))
-    world = World(members, identity(1), identity(2))  # type: ignore[arg-type]
+    world = World(members, identity(1), identity(2))
     order = jr.permutation(jr.key(2), 64)
     next_obs, _ = imagine_step(world, jnp.zeros((64, 1)), jnp.zeros((64, 1)), StepNoise(jnp.ones((64, 1)), order))
     assert sorted(set(np.asarray(next_obs[:, 0]).round(3).tolist())) == [0.0, 105.0]

@@ -4,7 +4,7 @@ import pytest
 from gymnasium.spaces import Box, Discrete
 
 from doublehorizon.envs import paper
-from doublehorizon.envs.make import Simulator, describe, factory, make
+from doublehorizon.envs.make import Simulator, describe, make
 from doublehorizon.envs.termination import never
 from doublehorizon.errors import UserError
 from doublehorizon.workers import Seat
@@ -136,8 +136,6 @@ def test_unknown_ids_are_answered_with_the_nearest():
         make("paper/Halfcheeta")
     with pytest.raises(UserError, match="Hopper-v5"):
         make("Hopper-v9")
-    with pytest.raises(UserError, match="int"):
-        factory(3)  # type: ignore[arg-type]
 
 
 def test_bad_numbers_from_an_environment_are_named():

@@ -25,7 +25,7 @@ def test_the_likelihood_is_the_gaussian_one():
     log_noise = rng.normal(size=3).astype(np.float32)
     constant = 3 * 0.5 * np.log(2 * np.pi)
     expected = -stats.norm(mean, np.exp(log_noise)).logpdf(target).sum(-1) - constant
-    found = fits.negative_log_likelihood(mean, jnp.asarray(log_noise), jnp.asarray(target), 1e-3)
+    found = fits.negative_log_likelihood(jnp.asarray(mean), jnp.asarray(log_noise), jnp.asarray(target), 1e-3)
     np.testing.assert_allclose(found, expected, rtol=1e-4)
 
 

@@ -59,3 +59,12 @@ def test_taken_rows_come_with_their_weights():
     taken, weight = replays.take(replay, jnp.array([7, 3]))
     np.testing.assert_array_equal(taken.reward, [70.0, 30.0])
     np.testing.assert_array_equal(weight, replay.weight[jnp.array([7, 3])])
+
+
+def test_a_grown_replay_keeps_its_rows_and_takes_more():
+    replay = replays.grow(filled(20), 30, jnp.asarray(20, jnp.int32))
+    np.testing.assert_array_equal(replay.weight[:20], filled(20).weight)
+    replay = replays.add(replay, rows(20, 10), jr.key(20))
+    np.testing.assert_array_equal(replay.rows.reward, 10 * np.arange(30))
+    held_out = np.asarray(replays.validation_rows(replay, jnp.arange(6)))
+    np.testing.assert_array_equal(held_out // 5, np.arange(6))

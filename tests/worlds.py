@@ -1,6 +1,5 @@
 """Worlds that can be solved in one's head, as models, and the tiny config that tests share."""
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -15,7 +14,7 @@ from doublehorizon.config import (
     PolicyConfig,
 )
 from doublehorizon.dynamics import StepNoise, World
-from doublehorizon.networks import Actor, Dynamics, ensemble
+from doublehorizon.networks import Actor, Dynamics, Mlp, ensemble
 from doublehorizon.normalizer import identity
 from doublehorizon.rollouts import RolloutNoise
 
@@ -29,30 +28,40 @@ TINY = Config(
 )
 
 
-class LineMember(eqx.Module):
-    """A hand-made member: the observation moves by the first action, plus what is this member's own; the reward is
-    the new position. It has the interface of `Dynamics`."""
+class LineMlp(Mlp):
+    """In place of a network: [position, action] to [new position, displacement], plus what is this member's own."""
 
-    log_noise: jax.Array
     drift: jax.Array
 
-    def mlp(self, x, seed=None):
-        del seed
+    def __init__(self, drift):
+        self.layers, self.norm_eps, self.dropout, self.drift = (), (), (), drift
+
+    def __call__(self, x, seed=None):
         position, act = x[0], x[1]
         return jnp.stack([position + act + self.drift, act + self.drift])
+
+
+class LineMember(Dynamics):
+    """A hand-made member: the observation moves by the action and the reward is the new position."""
+
+    def __init__(self, log_noise, drift):
+        self.mlp, self.log_noise = LineMlp(drift), log_noise
 
 
 def line_world(num_members: int = 2, drift: tuple[float, ...] | None = None, log_noise: float = -100.0) -> World:
     """One-dimensional: next_obs = obs + act (+ drift), reward = next_obs."""
     drifts = jnp.zeros(num_members) if drift is None else jnp.asarray(drift)
     members = LineMember(jnp.full((num_members, 2), log_noise), drifts)
-    return World(members, identity(1), identity(2))  # type: ignore[arg-type]
+    return World(members, identity(1), identity(2))
 
 
-class ConstantActor(eqx.Module):
+class ConstantActor(Actor):
     """Acts the same everywhere; `speed` is what one differentiates by."""
 
     speed: jax.Array
+
+    def __init__(self, speed):
+        self.mlp, self.speed = LineMlp(speed), speed
 
     def __call__(self, obs):
         return jnp.arctanh(self.speed)[None] + 0.0 * obs[:1], jnp.full((1,), 1e-5)

@@ -15,7 +15,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
-from jaxtyping import Array, Int, PRNGKeyArray
+from jaxtyping import Array, Int, Key
 
 from doublehorizon import fit as fits
 from doublehorizon import replay as replays
@@ -43,7 +43,7 @@ class AgentState(eqx.Module):
     world: World
     policy: Policy
     ring: StateRing
-    key: PRNGKeyArray
+    key: Key[Array, "*seed"]
 
 
 def initial_state(config: Config, task: Task, seed: Int[Array, ""]) -> AgentState:
@@ -162,7 +162,7 @@ def _with_statistics(world: World, replay: Replay, num_rows: Int[Array, ""]) -> 
     )
 
 
-def _split(keys: PRNGKeyArray) -> tuple[PRNGKeyArray, PRNGKeyArray]:
+def _split(keys: Key[Array, " seed"]) -> tuple[Key[Array, " seed"], Key[Array, " seed"]]:
     """Splits every seed's key in two."""
     first, second = jnp.unstack(jax.vmap(jr.split)(keys), axis=1)
     return first, second

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import optax
 from jax.scipy.stats import norm
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray
 
 from doublehorizon import replay as replays
 from doublehorizon.config import Config
@@ -50,7 +50,7 @@ class FitState(eqx.Module):
 
 
 def fit(
-    config: Config, effort: Effort, replay: Replay, world: World, key: PRNGKeyArray
+    config: Config, effort: Effort, replay: Replay, world: World, key: Key[Array, " seed"]
 ) -> tuple[World, dict[str, Array]]:
     """Fits every seed's ensemble until its validation score stops improving and keeps the best parameters. All
     arguments but `config` and `effort` have a leading seed axis; the keys are consumed."""

@@ -9,7 +9,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, Int, PRNGKeyArray, Shaped
 
 from doublehorizon.types import Transition
 
@@ -56,6 +56,22 @@ def add(replay: Replay, rows: Transition, key: PRNGKeyArray) -> Replay:
         weight=replay.weight.at[at].set(weight),
         held_out=replay.held_out.at[at_group].set(held_out),
         position=(replay.position + num_rows) % capacity,
+    )
+
+
+def grow(replay: Replay, capacity: int, num_rows: Int[Array, ""]) -> Replay:
+    """The same rows with room for more behind them."""
+    held = replay.rows.reward.shape[0]
+    group_size = held // replay.held_out.shape[0]
+
+    def longer(x: Shaped[Array, "rows ..."], by: int) -> Shaped[Array, "more ..."]:
+        return jnp.pad(x, [(0, by)] + [(0, 0)] * (x.ndim - 1))
+
+    return Replay(
+        rows=jax.tree.map(lambda x: longer(x, capacity - held), replay.rows),
+        weight=longer(replay.weight, capacity - held),
+        held_out=longer(replay.held_out, (capacity - held) // group_size),
+        position=num_rows,
     )
 
 

@@ -35,9 +35,9 @@ def distribution_rollout(
     task: Task,
     world: World,
     actor: Actor,
-    starts: Float[Array, "horizon+1 batch obs"],
+    starts: Float[Array, "states batch obs"],
     noise: RolloutNoise,
-) -> Float[Array, "horizon+1 batch obs"]:
+) -> Float[Array, "states batch obs"]:
     """DR: follows the policy through the model and returns every state in which an episode is running. A row begins
     in `starts[0]`; where its episode ends in step t it begins anew in `starts[t]`, so that dead rows cost nothing
     and each call returns the same number of live states."""

@@ -106,21 +106,10 @@ def _capacity(config: Config, spec: EnvSpec, total_steps: int) -> int:
 
 def extend(progress: Progress, total_steps: int) -> None:
     """Makes room for more steps in a replay that was sized for fewer."""
-    capacity = _capacity(progress.config, progress.spec, total_steps)
-    held = progress.replay.rows.reward.shape[1]
-    if capacity <= held:
-        return
-
-    def grown(x: jax.Array, by: int) -> jax.Array:
-        return jnp.pad(x, [(0, 0), (0, by)] + [(0, 0)] * (x.ndim - 2))
-
-    old, group_size = progress.replay, progress.config.fit.held_out_every
-    progress.replay = Replay(
-        rows=jax.tree.map(lambda x: grown(x, capacity - held), old.rows),
-        weight=grown(old.weight, capacity - held),
-        held_out=grown(old.held_out, (capacity - held) // group_size),
-        position=jnp.full_like(old.position, progress.num_rows),
-    )
+    capacity, held = _capacity(progress.config, progress.spec, total_steps), progress.replay.rows.reward.shape[1]
+    if capacity > held:
+        num_rows = jnp.asarray(progress.num_rows, jnp.int32)
+        progress.replay = jax.vmap(lambda replay: replays.grow(replay, capacity, num_rows))(progress.replay)
 
 
 def train(

@@ -6,7 +6,8 @@ Axis glossary (time before batch, ensemble before both; a leading `seed` axis is
     target        size of what the model predicts: reward and change of the observation, 1 + obs
     batch         imagined trajectories side by side
     rows          stored transitions
-    horizon       steps of a rollout; `horizon+1` where the last state is included
+    horizon       steps of a rollout
+    states        states of a rollout: horizon + 1
     member        networks of the model's ensemble
     critic        networks of the critics' ensemble
 """
@@ -22,21 +23,21 @@ from jaxtyping import Array, Float, Int
 class Transition(eqx.Module):
     """Rows of real experience. `terminated` is 1 where the episode truly ended; time limits do not count."""
 
-    obs: Float[Array, "rows obs"]
-    act: Float[Array, "rows act"]
-    reward: Float[Array, " rows"]
-    next_obs: Float[Array, "rows obs"]
-    terminated: Float[Array, " rows"]
+    obs: Float[Array, "*seed rows obs"]
+    act: Float[Array, "*seed rows act"]
+    reward: Float[Array, "*seed rows"]
+    next_obs: Float[Array, "*seed rows obs"]
+    terminated: Float[Array, "*seed rows"]
 
 
 class Rollout(eqx.Module):
     """An imagined trajectory per batch row. `alive[t]` is 0 from the state on in which the episode has ended."""
 
-    obs: Float[Array, "horizon+1 batch obs"]
-    act: Float[Array, "horizon+1 batch act"]
-    log_prob: Float[Array, "horizon+1 batch"]
+    obs: Float[Array, "states batch obs"]
+    act: Float[Array, "states batch act"]
+    log_prob: Float[Array, "states batch"]
     reward: Float[Array, "horizon batch"]
-    alive: Float[Array, "horizon+1 batch"]
+    alive: Float[Array, "states batch"]
 
 
 class Effort(eqx.Module):

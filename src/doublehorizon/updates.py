@@ -56,7 +56,8 @@ class Moments(eqx.Module):
     temperature: optax.OptState
 
 
-Metrics = dict[str, Float[Array, ""]]
+Metrics = dict[str, Float[Array, "*seed"]]
+"""Figures by name, the same names every time."""
 
 
 def fresh_moments(config: Config, policy: Policy) -> Moments:

@@ -94,7 +94,8 @@ class Crew:
         self.seeds = seeds
         self._queues: list[deque[tuple[int, dict[int, tuple]]]]
         if in_process:
-            self._collectors = self._evaluators = [_LocalWorker(make_env, spec, seeds)]
+            bench = _Bench(make_env, spec)
+            self._collectors, self._evaluators = [_LocalWorker(bench, seeds)], [_LocalWorker(bench, seeds)]
             self._queues = [deque()]
             return
         cores = os.cpu_count() or 1
@@ -135,7 +136,7 @@ class Crew:
         return done
 
     def close(self) -> None:
-        for worker in {id(w): w for w in (*self._collectors, *self._evaluators)}.values():
+        for worker in (*self._collectors, *self._evaluators):
             worker.close()
 
     def __enter__(self) -> "Crew":
@@ -164,9 +165,9 @@ class _Bench:
 class _LocalWorker:
     """A worker without a process: the environment stays where the user made it."""
 
-    def __init__(self, make_env: Callable[[], gym.Env], spec: EnvSpec, seeds: list[int]):
+    def __init__(self, bench: "_Bench", seeds: list[int]):
         self.seeds = seeds
-        self._bench = _Bench(make_env, spec)
+        self._bench = bench
         self._answers: list[dict[int, Any]] = []
 
     def send(self, call: str, arguments: dict[int, tuple]) -> None:

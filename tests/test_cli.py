@@ -1,0 +1,97 @@
+"""The commands, as a user types them."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import doublehorizon as dh
+from worlds import TINY
+
+TINY_OPTIONS = (
+    "--horizons.distribution 4 --horizons.training 3 --model.members 2 --model.width 16 --fit.batch-size 16 "
+    "--fit.batches-per-epoch 2 --fit.base-epochs 2 --fit.first-effort 2 --critic.members 3 --critic.width 16 "
+    "--policy.width 16 --policy.batch-size 8 --policy.refresh-every 4 --policy.ring-capacity 120 "
+    "--loop.steps-per-iteration 20 --loop.seed-iterations 2 --loop.evaluate-every 2 --loop.evaluation-episodes 2"
+)
+
+
+def command(*words: str, cwd=None) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-m", "doublehorizon.cli", *words], capture_output=True, text=True, cwd=cwd, timeout=600
+    )
+
+
+def test_any_number_can_be_set_on_the_command_line(run_folder):
+    words = ["train", "Pendulum-v1", "--steps", "60", "--seed", "3", "--out", str(run_folder), *TINY_OPTIONS.split()]
+    done = command(*words)
+    assert done.returncode == 0, done.stderr
+    assert str(run_folder) in done.stdout and "final test return" in done.stdout
+    assert "step 60/60" in done.stderr
+    about = json.loads((run_folder / "config.json").read_text())
+    assert dh.config.from_json(about["config"]) == TINY and about["seeds"] == [3]
+    before = sorted((p.name, p.stat().st_mtime) for p in run_folder.iterdir())
+    again = command(*words)
+    assert again.returncode == 2 and "already holds a run" in again.stderr
+    assert sorted((p.name, p.stat().st_mtime) for p in run_folder.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["train", "Pendulm-v1"], "Pendulum-v1"),
+        (["train", "CartPole-v1"], "Discrete(2)"),
+        (["train", "Pendulum-v1", "--steps", "0"], "--steps is 0"),
+        (["train", "Pendulum-v1", "--seeds", "0"], "--seeds is 0"),
+        (["train", "Pendulum-v1", "--preset", "fast"], "quick"),
+        (["train", "Pendulum-v1", "--policy.batch-size", "100"], "multiple of model.members"),
+        (["trian", "Pendulum-v1"], "train"),
+        (["compare", "nowhere", "--reference", "nowhere"], "nowhere"),
+    ],
+)
+def test_a_mistake_is_one_line_and_status_2(words, told, tmp_path):
+    done = command(*words, cwd=tmp_path)
+    assert done.returncode == 2
+    assert told in done.stderr and "Traceback" not in done.stderr and len(done.stderr.strip().splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_help_shows_examples_and_every_field():
+    done = command("train", "--help")
+    assert done.returncode == 0
+    for words in ("examples:", "--preset quick", "--horizons.distribution", "--fit.base-epochs", "paper/HalfCheetah"):
+        assert words in done.stdout
+    assert "train" in command("--help").stdout and "compare" in command("--help").stdout
+
+
+def test_an_environment_that_fails_leaves_what_was_learnt(run_folder, tmp_path):
+    (tmp_path / "failing.py").write_text(
+        f"""
+import gymnasium as gym, doublehorizon as dh, sys
+sys.path.insert(0, {str(__import__("pathlib").Path(__file__).parent)!r})
+from worlds import TINY
+
+class Failing(gym.Wrapper):
+    steps = 0
+    def step(self, action):
+        self.steps += 1
+        if self.steps > 70:
+            raise OSError("cable unplugged")
+        return self.env.step(action)
+
+try:
+    dh.DHMBPO(lambda: Failing(gym.make("Pendulum-v1", max_episode_steps=20)), config=TINY).learn(200, out={str(run_folder)!r})
+except RuntimeError as problem:
+    print("told:", str(problem).splitlines()[-1])
+"""
+    )
+    done = subprocess.run([sys.executable, tmp_path / "failing.py"], capture_output=True, text=True, timeout=600)
+    assert "told: OSError: cable unplugged" in done.stdout, done.stderr
+    assert (run_folder / "policy" / "seed0.safetensors").exists()
+
+
+def test_quick_solves_pendulum(run_folder):
+    done = command("train", "Pendulum-v1", "--preset", "quick", "--steps", "2000", "--out", str(run_folder), "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["returns"]["0"] > -250.0

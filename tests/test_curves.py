@@ -1,0 +1,54 @@
+import numpy as np
+import pytest
+from scipy import stats
+
+from doublehorizon.analysis.curves import compare, find_curves, plot, read_curves, scores, task_of
+from doublehorizon.errors import UserError
+
+
+def curves(*finals: float) -> dict:
+    return {str(k): {0: 0.0, 10: final, 20: final + 2.0} for k, final in enumerate(finals)}
+
+
+def test_the_interval_is_welchs():
+    ours, theirs = [1.0, 2.0, 4.0, 3.5], [5.0, 9.0, 7.0]
+    result = compare(curves(*ours), curves(*theirs), (10, 20))
+    assert result.difference == pytest.approx(np.mean(ours) - np.mean(theirs))
+    # by hand: Welch-Satterthwaite
+    a, b = np.var(ours, ddof=1) / 4, np.var(theirs, ddof=1) / 3
+    freedom = (a + b) ** 2 / (a**2 / 3 + b**2 / 2)
+    half = stats.t.ppf(0.975, freedom) * np.sqrt(a + b)
+    assert (result.low, result.high) == pytest.approx((result.difference - half, result.difference + half))
+    assert result.below == (result.high < 0)
+
+
+def test_a_run_that_misses_an_evaluation_is_named():
+    short = curves(1.0, 2.0)
+    del short["1"][20]
+    with pytest.raises(UserError, match="seed 1 has no evaluation at step 20"):
+        scores(short, (10, 20))
+
+
+def test_files_are_read_by_column_name_and_a_seed_may_have_run_twice(tmp_path):
+    (tmp_path / "Hopper.csv").write_text(
+        "step,time,reward,seed,critic_loss\n0.0,1,5,3,\n10.0,2,6,3,0.1\n0,1,7,3,\n10,1,8,3,\n"
+    )
+    found = read_curves(tmp_path / "Hopper.csv")
+    assert found == {"3": {0: 5.0, 10: 6.0}, "3#2": {0: 7.0, 10: 8.0}}
+    assert find_curves(tmp_path, "Hopper") == found
+    with pytest.raises(UserError, match=r"eval.csv or Ant.csv"):
+        find_curves(tmp_path, "Ant")
+    (tmp_path / "bad.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(UserError, match=r"bad.csv"):
+        read_curves(tmp_path / "bad.csv")
+
+
+def test_the_task_of_a_run_is_named_as_published_files_are(tmp_path):
+    (tmp_path / "config.json").write_text('{"env": {"name": "paper/Hopper"}}')
+    assert task_of(tmp_path) == "Hopper"
+    assert task_of(tmp_path / "absent") is None
+
+
+def test_a_plot_is_drawn(tmp_path):
+    plot({"ours": curves(1.0, 2.0), "theirs": curves(3.0)}, "Hopper", tmp_path / "deep" / "figure.png")
+    assert (tmp_path / "deep" / "figure.png").read_bytes().startswith(b"\x89PNG")
