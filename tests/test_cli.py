@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -69,7 +70,7 @@ def test_an_environment_that_fails_leaves_what_was_learnt(run_folder, tmp_path):
     (tmp_path / "failing.py").write_text(
         f"""
 import gymnasium as gym, doublehorizon as dh, sys
-sys.path.insert(0, {str(__import__("pathlib").Path(__file__).parent)!r})
+sys.path.insert(0, {str(Path(__file__).parent)!r})
 from worlds import TINY
 
 class Failing(gym.Wrapper):
@@ -81,7 +82,8 @@ class Failing(gym.Wrapper):
         return self.env.step(action)
 
 try:
-    dh.DHMBPO(lambda: Failing(gym.make("Pendulum-v1", max_episode_steps=20)), config=TINY).learn(200, out={str(run_folder)!r})
+    model = dh.DHMBPO(lambda: Failing(gym.make("Pendulum-v1", max_episode_steps=20)), config=TINY)
+    model.learn(200, out={str(run_folder)!r})
 except RuntimeError as problem:
     print("told:", str(problem).splitlines()[-1])
 """
