@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from doublehorizon import agent
-from doublehorizon.config import Config
+from doublehorizon.config import Config, Horizons
 from doublehorizon.envs.make import describe, factory, make
+from doublehorizon.errors import RunError
 from doublehorizon.logs import View
 from doublehorizon.train import Progress, begin, train
 from doublehorizon.types import Effort, Task
@@ -139,17 +140,35 @@ def test_critic_only_updates_leave_the_actor_and_the_temperature_alone():
 def test_effort_follows_the_paper():
     config = Config()
     halfcheetah = Task(17, 6, None)
-    first = agent.effort(config, halfcheetah, 5000, 1000, first=True)
+    first = agent.plan_effort(config, halfcheetah, 5000, 1000, first=True)
     assert [int(first.fit_batches), int(first.patience), int(first.max_epochs), int(first.num_rounds)] == [
         1,
-        720,
-        3610,
+        722,
+        3612,
         250,
     ]
-    later = agent.effort(config, halfcheetah, 50_000, 1000, first=False)
+    later = agent.plan_effort(config, halfcheetah, 50_000, 1000, first=False)
     assert [int(later.fit_batches), int(later.patience), int(later.max_epochs), int(later.num_rounds)] == [
         6,
         144,
         722,
         50,
     ]
+
+
+def test_a_short_distribution_rollout_has_more_rows():
+    assert Config().distribution_rows == 256
+    assert Config(horizons=Horizons(distribution=10)).distribution_rows == 512  # the authors' two passes
+
+
+def test_a_seed_that_diverges_is_named():
+    progress = collected([0, 1])
+    bad = progress.state.policy.actor.mlp.layers[0].weight.at[1].set(jnp.nan)
+    progress.state = eqx.tree_at(lambda s: s.policy.actor.mlp.layers[0].weight, progress.state, bad)
+    with (
+        Crew(factory("Pendulum-v1"), SPEC, [0, 1], progress.iteration) as crew,
+        View("Pendulum-v1", 60, quiet=True) as view,
+        pytest.raises(RunError, match="seed 1 diverged at step 40"),
+    ):
+        train(progress, crew, 60, None, view, None)
+    assert not progress.whole

@@ -84,6 +84,17 @@ def test_a_damaged_agent_is_refused_in_one_line(trained, tmp_path):
         (folder / name).write_bytes(kept)
     with pytest.raises(dh.UserError, match="obs_size"):
         dh.DHMBPO.load(folder, env="InvertedPendulum-v5")
+    assert not folder.with_name("agent.partial").exists()
+
+
+def test_an_agent_of_an_unregistered_environment_needs_it_again(tmp_path):
+    model = dh.DHMBPO(lambda: gym.make("Pendulum-v1"), config=TINY).learn(20)
+    model.save(tmp_path / "agent")
+    with pytest.raises(dh.UserError, match="env="):
+        dh.DHMBPO.load(tmp_path / "agent")
+    assert dh.DHMBPO.load(tmp_path / "agent", env="Pendulum-v1").num_timesteps == 20
+    with pytest.raises(dh.UserError, match="nothing was learnt"):
+        model.predict(np.zeros(3))  # random steps only
 
 
 def test_an_environment_object_serves_one_seed_in_this_process():
@@ -117,6 +128,11 @@ def test_mistakes_are_told_in_one_line(tmp_path, trained):
         (lambda: Config(loop=LoopConfig(steps_per_iteration=30)), "multiple of 20"),
         (lambda: from_json({"fit": {"speed": 3}}), "no field 'speed'"),
         (lambda: from_json({"precision": "float12"}), "float12"),
+        (lambda: from_json({"fit": {"batch_size": "many"}}), "config.fit.batch_size is 'many'.*int"),
+        (lambda: from_json({"model": {"dropout": [0.1]}}), "3 numbers"),
+        (lambda: from_json({"model": {"dropout": [0.1, 1.5, 0]}}), "below 1"),
+        (lambda: from_json({"loop": 3}), "group of named values"),
+        (lambda: dh.DHMBPO("Pendulum-v1", seed=2**31), "seed is"),
     ):
         with pytest.raises(dh.UserError, match=words) as problem:
             wrong()
@@ -139,5 +155,5 @@ def test_an_environment_that_ends_without_a_known_rule_is_named():
         env.unwrapped.spec = None
         return env
 
-    with pytest.raises(dh.UserError, match="is_terminal"):
+    with pytest.raises(dh.UserError, match="is_terminal"), pytest.warns(UserWarning, match="no rule known"):
         dh.DHMBPO(cut_short, config=TINY).learn(40)

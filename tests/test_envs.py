@@ -3,6 +3,7 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete
 
+from doublehorizon.config import LoopConfig
 from doublehorizon.envs import paper
 from doublehorizon.envs.make import Simulator, describe, make
 from doublehorizon.envs.termination import never
@@ -92,7 +93,7 @@ class Lever(gym.Env):
 
 
 def test_actions_are_scaled_to_uneven_bounds_and_the_limit_cuts_off():
-    simulator = Simulator(Lever(), describe(Lever(), time_limit=3))
+    simulator = Simulator(Lever(), describe(Lever(), LoopConfig(time_limit=3)))
     simulator.reset(seed=0)
     np.testing.assert_allclose(simulator.step(np.array([-1.0, -1.0]))[0], [0.0, -10.0])
     np.testing.assert_allclose(simulator.step(np.array([0.0, 0.5]))[0], [0.5, 20.0])
@@ -101,8 +102,19 @@ def test_actions_are_scaled_to_uneven_bounds_and_the_limit_cuts_off():
     assert (terminated, truncated) == (False, True)
 
 
+def test_an_action_is_held_for_its_repeats_and_the_rewards_add_up():
+    simulator = Simulator(Lever(), describe(Lever(), LoopConfig(time_limit=2, action_repeat=3)))
+    simulator.reset(seed=0)
+    assert simulator.step(np.zeros(2))[1:] == (3.0, False, False)
+    assert simulator.step(np.zeros(2))[1:] == (3.0, False, True)
+    assert describe(make("Pendulum-v1"), LoopConfig(action_repeat=2)).time_limit == 100
+    longer = Simulator(make("Pendulum-v1", 300), describe(make("Pendulum-v1", 300)))
+    longer.reset(seed=0)
+    assert [longer.step(np.zeros(1))[3] for _ in range(300)].index(True) == 299
+
+
 def test_an_environments_own_rule_is_used():
-    rule = describe(Lever(), time_limit=3).terminates
+    rule = describe(Lever(), LoopConfig(time_limit=3)).terminates
     assert rule is not None
     assert rule(np.array([[6.0, 0.0], [4.0, 0.0]])).tolist() == [True, False]
 
@@ -120,6 +132,8 @@ class Shape(Lever):
         (Shape(action_space=Box(-np.inf, np.inf, (2,))), ["without bounds", "RescaleAction"]),
         (Shape(observation_space=Box(0, 255, (8, 8, 3), np.uint8)), ["images", "(8, 8, 3)"]),
         (Shape(observation_space=Discrete(4)), ["Discrete(4)", "FlattenObservation"]),
+        (Shape(observation_space=Box(-1, 1, (2, 3))), ["(2, 3)", "FlattenObservation"]),
+        (Shape(action_space=Box(-1, 1, (2, 3))), ["(2, 3)", "vector"]),
         (Shape(), ["time limit", "--loop.time-limit"]),
     ],
 )
@@ -143,7 +157,7 @@ def test_bad_numbers_from_an_environment_are_named():
         def step(self, action):
             return np.array([np.nan, 0.0]), 1.0, False, False, {}
 
-    simulator = Simulator(Broken(), describe(Broken(), time_limit=3))
+    simulator = Simulator(Broken(), describe(Broken(), LoopConfig(time_limit=3)))
     simulator.reset(seed=0)
     with pytest.raises(UserError, match="Broken returned an observation"):
         simulator.step(np.zeros(2))

@@ -56,6 +56,17 @@ def test_the_paired_test_is_scipys_z_test_over_the_rows_that_count():
     assert float(fits.improvement_p(jnp.asarray(best), jnp.asarray(best), jnp.asarray(400))) == pytest.approx(0.5)
 
 
+def test_validation_rows_are_distinct_and_cover_all_stretches():
+    chance = jr.uniform(jr.key(0), (64,))
+    for available in (64, 65, 100, 127, 128, 1000, 2_000_000):
+        chosen = np.asarray(fits.spread_out(chance, jnp.asarray(available)))
+        assert len(set(chosen.tolist())) == 64 and chosen.min() >= 0 and chosen.max() < available
+        assert np.all(np.abs(chosen * 64 / available - np.arange(64)) <= 1 + 64 / available)
+    few = np.asarray(fits.spread_out(chance, jnp.asarray(10)))
+    np.testing.assert_array_equal(few[:10], np.arange(10))
+    assert few.max() == 9
+
+
 def problem(num_seeds: int, num_rows: int = 200):
     """Replays of a linear world, and untrained models with their statistics."""
     key_obs, key_act, key_store, key_model = jr.split(jr.key(0), 4)

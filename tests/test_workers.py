@@ -1,19 +1,20 @@
 import subprocess
 import sys
+import threading
 
 import gymnasium as gym
 import numpy as np
 import pytest
 
 from doublehorizon.envs.make import describe, factory, make
-from doublehorizon.errors import RunError
+from doublehorizon.errors import RunError, UserError
 from doublehorizon.workers import Crew
 
 SPEC = describe(make("Pendulum-v1"))
 
 
 def crew(seeds: list[int], in_process: bool = False, env="Pendulum-v1") -> Crew:
-    return Crew(factory(env), SPEC, seeds, in_process)
+    return Crew(factory(env), SPEC, seeds, in_process=in_process)
 
 
 def test_a_seed_collects_the_same_whoever_is_beside_it():
@@ -23,6 +24,23 @@ def test_a_seed_collects_the_same_whoever_is_beside_it():
     for name, value in alone.items():
         np.testing.assert_array_equal(together[name][1], value[0])
     assert not np.array_equal(together["obs"][0], together["obs"][1])
+
+
+def test_a_later_crew_does_not_repeat_an_earlier_one():
+    with crew([0], in_process=True) as first, Crew(factory("Pendulum-v1"), SPEC, [0], 5, in_process=True) as later:
+        one, other = first.collect(None, 20), later.collect(None, 20)
+    assert not np.isclose(one["obs"], other["obs"]).all(axis=-1).any()
+    assert not np.isclose(one["act"], other["act"]).any()
+
+
+def test_a_factory_that_cannot_be_sent_is_named():
+    lock = threading.Lock()
+
+    def make_it():
+        return lock
+
+    with pytest.raises(UserError, match="cannot be sent to worker processes"):
+        crew([0], env=make_it)
 
 
 def test_episodes_go_on_across_calls_and_rows_are_linked():

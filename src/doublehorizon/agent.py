@@ -69,14 +69,14 @@ def initial_state(config: Config, task: Task, seed: Int[Array, ""]) -> AgentStat
     )
 
 
-def effort(config: Config, task: Task, num_rows: int, steps: int, first: bool) -> Effort:
+def plan_effort(config: Config, task: Task, num_rows: int, steps: int, first: bool) -> Effort:
     """How much an iteration of `steps` steps works, with `num_rows` transitions stored; the first works more."""
     factor = config.fit.first_effort if first else 1.0
-    num_training = num_rows // config.fit.held_out_every * (config.fit.held_out_every - 1)
+    num_training = replays.num_training(num_rows, config.fit.held_out_every)
     batches = min(config.fit.batches_per_epoch, max(1, num_training // config.fit.batch_size))
     rounds = round(factor * steps * config.policy.updates_per_step / config.policy.refresh_every)
-    scaled = (int(factor * n) for n in (patience(config, task.obs_size), max_epochs(config, task.obs_size)))
-    return Effort(*(jnp.asarray(n, jnp.int32) for n in (num_rows, batches, *scaled, max(1, rounds))))
+    epochs = (rule(config, task.obs_size, factor) for rule in (patience, max_epochs))
+    return Effort(*(jnp.asarray(n, jnp.int32) for n in (num_rows, batches, *epochs, max(1, rounds))))
 
 
 # -- the three programs: arrays have a leading seed axis ---------------------------------------------------
@@ -114,7 +114,8 @@ def improve_policy(inputs: tuple[Config, Task, int, Effort, Replay], state: Agen
 def _improve_policy(
     config: Config, task: Task, steps: int, effort: Effort, replay: Replay, state: AgentState
 ) -> tuple[AgentState, Metrics]:
-    """Critics alone at first, as the model under them has just changed; then rounds of DR and joint updates."""
+    """Critics alone at first, as the model under them has just changed; then rounds of DR and joint updates. The
+    metrics are means over the last round."""
     key, key_first, key_critics, key_rounds = jr.split(state.key, 4)
     moments = fresh_moments(config, state.policy)
     ring = state.ring
@@ -123,9 +124,9 @@ def _improve_policy(
 
     def refresh(ring, policy, key):
         key_starts, key_noise = jr.split(key)
-        shape = (config.horizons.distribution + 1, config.policy.batch_size)
-        starts = replay.rows.obs[jr.randint(key_starts, shape, 0, effort.num_rows)]
-        noise = draw_noise(task, config.horizons.distribution, config.policy.batch_size, key_noise)
+        horizon, num_rows = config.horizons.distribution, config.distribution_rows
+        starts = replay.rows.obs[jr.randint(key_starts, (horizon + 1, num_rows), 0, effort.num_rows)]
+        noise = draw_noise(task, horizon, num_rows, key_noise)
         visited = distribution_rollout(task, state.world, policy.actor, starts, noise)
         return push(ring, visited.reshape(-1, task.obs_size))
 

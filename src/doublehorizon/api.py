@@ -1,6 +1,7 @@
 """`DHMBPO`: the agent as an object with Stable-Baselines3's habits."""
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +42,8 @@ class DHMBPO:
     ):
         if seeds < 1:
             raise UserError(f"seeds is {seeds}, but at least one is needed.")
-        if seed < 0:
-            raise UserError(f"seed is {seed}, but it must not be negative.")
+        if not 0 <= seed < 2**31 - seeds:
+            raise UserError(f"seed is {seed}, but it must lie between 0 and {2**31 - seeds - 1}.")
         self._is_object = isinstance(env, gym.Env)
         if self._is_object and seeds > 1:
             raise UserError(
@@ -51,13 +52,13 @@ class DHMBPO:
         self.config = config or Config()
         self.seeds = list(range(seed, seed + seeds))
         self._device = _find_device(device)
-        self._make_env = factory(env)
+        loop = self.config.loop
+        self._make_env = factory(env, loop.time_limit and loop.time_limit * loop.action_repeat)
         sample = self._make_env()
-        self.spec = describe(sample, self.config.loop.time_limit)
+        self.spec = describe(sample, loop, registered=isinstance(env, str))
         if not self._is_object:
             sample.close()
         self._progress: Progress | None = None
-        self._policies: list[NumpyPolicy] | None = None
         self._rng = np.random.default_rng(seed)
 
     def learn(
@@ -68,7 +69,8 @@ class DHMBPO:
         callback: Callback | None = None,
         progress_bar: bool = False,
     ) -> "DHMBPO":
-        """Trains for `total_timesteps` more simulator steps per seed, rounded up to whole iterations.
+        """Trains for `total_timesteps` more simulator steps per seed, rounded up to whole iterations. Collection starts
+        with a new episode.
 
         Args:
             total_timesteps: steps of each seed, random ones at the start included.
@@ -78,20 +80,24 @@ class DHMBPO:
         """
         if total_timesteps < 1:
             raise UserError(f"total_timesteps is {total_timesteps}, but at least 1 is needed.")
+        if self._progress is not None and not self._progress.whole:
+            raise UserError("the last learn() was stopped inside an iteration. Load a saved agent, or start a new one.")
         folder = prepare_folder(Path(out), self) if out is not None else None
+        if self.spec.terminates is None and not progress_bar:
+            warnings.warn(self._introduction(total_timesteps), stacklevel=2)
         use_compilation_cache()
         with jax.default_device(self._device):
             if self._progress is None:
                 self._progress = begin(self.config, self.spec, self.seeds, total_timesteps)
-            total = self._progress.step + total_timesteps
+            iteration = self._progress.iteration_steps * self.spec.action_repeat
+            total = self._progress.step + -(-total_timesteps // iteration) * iteration
             extend(self._progress, total)
             with (
                 View(self.spec.name, total, quiet=not progress_bar) as view,
-                Crew(self._make_env, self.spec, self.seeds, self._is_object) as crew,
+                Crew(self._make_env, self.spec, self.seeds, self._progress.iteration, self._is_object) as crew,
             ):
                 view.say(self._introduction(total))
                 train(self._progress, crew, total, folder, view, callback)
-            self._policies = self._progress.policies()
         return self
 
     def predict(
@@ -114,9 +120,11 @@ class DHMBPO:
     @property
     def policies(self) -> list[NumpyPolicy]:
         """Each seed's policy; they need NumPy only."""
-        if self._policies is None:
-            raise UserError("nothing was learnt yet. Call learn(total_timesteps) first.")
-        return self._policies
+        if self._progress is None or self._progress.policies is None:
+            raise UserError(
+                "nothing was learnt yet. Call learn(total_timesteps) with more than the random steps first."
+            )
+        return self._progress.policies
 
     @property
     def num_timesteps(self) -> int:
@@ -130,14 +138,18 @@ class DHMBPO:
     def save(self, path: str | Path) -> None:
         """Writes the agent, its replay included, to a folder from which `load` and further `learn` continue. An episode
         that was running is not continued: the next one starts afresh."""
-        if self._progress is None:
-            raise UserError("nothing was learnt yet. Call learn(total_timesteps) first.")
+        if self._progress is None or not self._progress.whole:
+            raise UserError("there is nothing to save: call learn(total_timesteps) first, and let it end.")
         checkpoints.save(self._progress, Path(path))
 
     @classmethod
     def load(cls, path: str | Path, env: EnvLike | None = None, device: str | None = None) -> "DHMBPO":
         """Reads what `save` wrote. `env` is needed where the agent was not trained on a registered id."""
         config, about = checkpoints.read_about(Path(path))
+        if env is None and not about["env"]["registered"]:
+            raise UserError(
+                f"{path} was not trained on a registered id: pass the environment too, load(path, env=...)."
+            )
         seeds = about["seeds"]
         model = cls(
             about["env"]["name"] if env is None else env,
@@ -148,7 +160,6 @@ class DHMBPO:
         )
         with jax.default_device(model._device):
             model._progress = checkpoints.load(Path(path), model.spec)
-            model._policies = model._progress.policies()
         return model
 
     def _best(self) -> NumpyPolicy:
@@ -171,11 +182,11 @@ class DHMBPO:
 def prepare_folder(folder: Path, model: DHMBPO) -> Path:
     """A new run folder with its `config.json`; one that already holds a run is left alone."""
     if (folder / "config.json").exists() or (folder / "eval.csv").exists():
-        raise UserError(f"{folder} already holds a run. Choose another folder with --out, or remove it.")
+        raise UserError(f"{folder} already holds a run. Choose another folder, or remove it.")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         about = {
-            "env": checkpoints.describe_env(model.spec),
+            "env": model.spec.facts(),
             "seeds": model.seeds,
             "config": to_json(model.config),
         }

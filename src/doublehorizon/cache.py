@@ -1,4 +1,4 @@
-"""JAX's persistent compilation cache, on by default: the second start of a run compiles nothing."""
+"""JAX's persistent compilation cache, on by default: the second start of a run compiles little."""
 
 import os
 from pathlib import Path

@@ -1,7 +1,7 @@
 """A trained agent as a folder: arrays in safetensors, the rest in JSON. Nothing in it can execute code."""
 
-import dataclasses
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -22,22 +22,28 @@ _FORMAT = "doublehorizon-agent-1"
 
 
 def save(progress: Progress, folder: Path) -> None:
-    """Writes everything that learning changes: `agent.json`, `state.safetensors`, `replay.safetensors`."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Writes everything that learning changes: `agent.json`, `state.safetensors`, `replay.safetensors`. An agent that
+    was there before is replaced only when the new one is complete."""
+    partial = folder.with_name(folder.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
     about = {
         "format": _FORMAT,
         "version": __version__,
         "config": to_json(progress.config),
-        "env": describe_env(progress.spec),
+        "env": progress.spec.facts(),
         "seeds": progress.seeds,
         "iteration": progress.iteration,
         "seconds": progress.seconds,
         "capacity": progress.replay.rows.reward.shape[1],
         "returns": progress.returns,
     }
-    save_file(_arrays(progress.state), folder / "state.safetensors")
-    save_file(_arrays(progress.replay), folder / "replay.safetensors")
-    (folder / "agent.json").write_text(json.dumps(about, indent=1) + "\n")
+    save_file(_arrays(progress.state), partial / "state.safetensors")
+    save_file(_arrays(progress.replay), partial / "replay.safetensors")
+    (partial / "agent.json").write_text(json.dumps(about, indent=1) + "\n")
+    if folder.exists():
+        shutil.rmtree(folder)
+    partial.rename(folder)
 
 
 def read_about(folder: Path) -> tuple[Config, dict[str, Any]]:
@@ -54,11 +60,10 @@ def read_about(folder: Path) -> tuple[Config, dict[str, Any]]:
 def load(folder: Path, spec: EnvSpec) -> Progress:
     """The inverse of `save`, for an environment with the same spaces."""
     config, about = read_about(folder)
-    for name in ("obs_size", "act_size"):
-        if about["env"][name] != getattr(spec, name):
-            raise UserError(
-                f"{folder} was trained with {name} {about['env'][name]}, but {spec.name} has {getattr(spec, name)}."
-            )
+    now = json.loads(json.dumps(spec.facts()))
+    for name in ("obs_size", "act_size", "time_limit", "action_low", "action_high"):
+        if about["env"][name] != now[name]:
+            raise UserError(f"{folder} was trained with {name} {about['env'][name]}, but {spec.name} has {now[name]}.")
     progress = begin(config, spec, about["seeds"], about["capacity"] * spec.action_repeat)
     try:
         progress.state = _restored(progress.state, load_file(folder / "state.safetensors"))
@@ -66,17 +71,12 @@ def load(folder: Path, spec: EnvSpec) -> Progress:
     except (OSError, SafetensorError, KeyError, ValueError) as problem:
         raise UserError(f"{folder} is damaged or from another version: {problem}.") from problem
     progress.iteration, progress.seconds = about["iteration"], about["seconds"]
+    if progress.iteration >= progress.first_fit:
+        progress.policies = progress.fetch_policies()
     progress.returns = {
         int(step): {int(seed): value for seed, value in row.items()} for step, row in about["returns"].items()
     }
     return progress
-
-
-def describe_env(spec: EnvSpec) -> dict[str, Any]:
-    """The environment's facts as plain values; a termination rule is named, not stored."""
-    facts = dataclasses.asdict(spec)
-    rule = facts.pop("terminates")
-    return facts | {"termination": "never" if spec.never_ends else getattr(rule, "__qualname__", "unknown")}
 
 
 def _arrays(tree: Any) -> dict[str, np.ndarray]:

@@ -8,7 +8,7 @@ import dataclasses
 import json
 import math
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from doublehorizon.errors import UserError
 
@@ -118,6 +118,8 @@ class PolicyConfig:
     """Updates between two distribution rollouts."""
     ring_capacity: int = 51_200
     """Imagined states kept to start training rollouts from; about 190 updates' worth."""
+    states_per_refresh: int = 5120
+    """Each distribution rollout adds at least so many, with more rows side by side where its horizon is short."""
     clear_each_iteration: bool = False
     """Empty that ring at each iteration, as the paper's text says and its code never did."""
 
@@ -131,11 +133,13 @@ class LoopConfig:
     seed_iterations: int | None = None
     """Iterations of random actions before the first fit. None: max(5, 1000 / steps_per_iteration)."""
     evaluate_every: int = 10
-    """Iterations between evaluations (and one after the first fit, and one at the end)."""
+    """Iterations between evaluations; there is one after the first fit and one at the end, too."""
     evaluation_episodes: int = 10
     """Test episodes per evaluation, with the deterministic policy."""
     time_limit: int | None = None
     """Agent steps after which an episode is cut off. None: what the environment's registration says."""
+    action_repeat: int = 1
+    """Simulator steps for which each action is held; their rewards add up."""
     replay_capacity: int = 1_000_000
     """Transitions kept at most; the oldest go first."""
 
@@ -164,8 +168,14 @@ class Config:
             ("policy.refresh_every", self.policy.refresh_every, 1),
             ("loop.evaluate_every", self.loop.evaluate_every, 1),
             ("loop.evaluation_episodes", self.loop.evaluation_episodes, 1),
+            ("loop.action_repeat", self.loop.action_repeat, 1),
+            ("loop.time_limit", 1 if self.loop.time_limit is None else self.loop.time_limit, 1),
+            ("policy.states_per_refresh", self.policy.states_per_refresh, 1),
         ):
             _require(value >= least, name, value, f"at least {least}")
+        for name, rates in (("model.dropout", self.model.dropout), ("critic.dropout", (self.critic.dropout,))):
+            _require(all(0 <= rate < 1 for rate in rates), name, rates, "at least 0 and below 1")
+        _require(0 <= self.critic.quantile < 0.5, "critic.quantile", self.critic.quantile, "at least 0 and below 0.5")
         members, batch = self.model.members, self.policy.batch_size
         _require(
             batch > 0 and batch % members == 0,
@@ -179,14 +189,21 @@ class Config:
             self.critic.target_members,
             f"between 1 and critic.members ({self.critic.members})",
         )
+        states = self.distribution_rows * (self.horizons.distribution + 1)
         _require(
-            self.policy.ring_capacity >= batch * (self.horizons.distribution + 1),
+            self.policy.ring_capacity >= states,
             "policy.ring_capacity",
             self.policy.ring_capacity,
-            f"at least one distribution rollout ({batch * (self.horizons.distribution + 1)} states)",
+            f"at least one distribution rollout ({states} states)",
         )
         _require(0 < self.policy.discount < 1, "policy.discount", self.policy.discount, "between 0 and 1")
         self._check_loop()
+
+    @property
+    def distribution_rows(self) -> int:
+        """Rows of a distribution rollout: as many batches as give `policy.states_per_refresh` states."""
+        batch = self.policy.batch_size
+        return batch * -(-self.policy.states_per_refresh // (batch * (self.horizons.distribution + 1)))
 
     def _check_loop(self) -> None:
         steps, every = self.loop.steps_per_iteration, self.policy.refresh_every
@@ -205,14 +222,14 @@ class Config:
 
 def _require(holds: bool, name: str, value: object, needed: str) -> None:
     if not holds:
-        raise UserError(f"{name} is {value}, but it must be {needed}.")
+        raise UserError(f"{name} is {value!r}, but it must be {needed}.")
 
 
 QUICK = Config(
     model=ModelConfig(width=128),
     fit=FitConfig(batch_size=256, base_epochs=10.0),
     critic=CriticConfig(width=128),
-    policy=PolicyConfig(width=128, batch_size=128, ring_capacity=25_600),
+    policy=PolicyConfig(width=128, batch_size=128, ring_capacity=25_600, states_per_refresh=2560),
 )
 """Small networks and short fits, for a CPU and a small task."""
 
@@ -244,14 +261,14 @@ def seed_iterations(config: Config, time_limit: int) -> int:
     return max(5, 1000 // steps_per_iteration(config, time_limit))
 
 
-def patience(config: Config, obs_size: int) -> int:
-    """Epochs without improvement after which a fit stops."""
-    return int(config.fit.base_epochs * math.log(obs_size + 1))
+def patience(config: Config, obs_size: int, factor: float = 1.0) -> int:
+    """Epochs without improvement after which a fit stops, `factor` times as many as usual."""
+    return int(factor * config.fit.base_epochs * math.log(obs_size + 1))
 
 
-def max_epochs(config: Config, obs_size: int) -> int:
+def max_epochs(config: Config, obs_size: int, factor: float = 1.0) -> int:
     """Epochs after which a fit stops in any case."""
-    return int(config.fit.max_epochs_factor * config.fit.base_epochs * math.log(obs_size + 1))
+    return int(factor * config.fit.max_epochs_factor * config.fit.base_epochs * math.log(obs_size + 1))
 
 
 # -- as JSON ----------------------------------------------------------------------------------------------
@@ -280,9 +297,23 @@ def _record(kind: type, values: Any, path: str) -> Any:
 def _value(hint: Any, value: Any, path: str) -> Any:
     if dataclasses.is_dataclass(hint):
         return _record(hint, value, path)  # type: ignore[arg-type]
-    if isinstance(value, list):
-        value = tuple(float(v) for v in value)
-    allowed = get_args(hint)
-    if all(isinstance(choice, str) for choice in allowed) and allowed and value not in allowed:
-        raise UserError(f"{path} is {value!r}, but it must be one of: {', '.join(allowed)}.")
+    options = get_args(hint)
+    if get_origin(hint) is tuple:
+        fits = isinstance(value, list) and len(value) == len(options) and all(_is_number(v) for v in value)
+        needed = f"{len(options)} numbers"
+        value = tuple(float(v) for v in value) if fits else value
+    elif get_origin(hint) is Literal:
+        fits, needed = value in options, f"one of: {', '.join(options)}"
+    elif hint is float:
+        fits, needed = _is_number(value), "a number"
+        value = float(value) if fits else value
+    else:
+        kinds = options or (hint,)  # int, bool, or int | None; a bool is no int here
+        fits = any(type(value) is kind for kind in kinds)
+        needed = " or ".join("null" if kind is type(None) else kind.__name__ for kind in kinds)
+    _require(fits, path, value, needed)
     return value
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

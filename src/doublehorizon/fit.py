@@ -86,10 +86,7 @@ def _run(config: Config, effort: Effort, data: FitData, state: FitState) -> FitS
 def _prepare(config: Config, effort: Effort, replay: Replay, world: World, key: PRNGKeyArray) -> FitData:
     """Chooses the validation rows: all of them while they fit, later one from each of as many equal stretches."""
     size = config.fit.batches_per_epoch * config.fit.batch_size
-    available = effort.num_rows // config.fit.held_out_every
-    stretch = jnp.maximum(available / size, 1.0)
-    offset = jnp.where(stretch > 1.0, jr.uniform(key, (size,)), 0.0)
-    which = jnp.minimum(((jnp.arange(size) + offset) * stretch).astype(jnp.int32), available - 1)
+    which = spread_out(jr.uniform(key, (size,)), effort.num_rows // config.fit.held_out_every)
     rows, _ = replays.take(replay, replays.validation_rows(replay, which))
     return FitData(
         replay,
@@ -99,6 +96,21 @@ def _prepare(config: Config, effort: Effort, replay: Replay, world: World, key: 
         rows.act,
         normalized_target(world.target_normalizer, rows.obs, rows.reward, rows.next_obs),
     )
+
+
+def spread_out(chance: Float[Array, " size"], available: Int[Array, ""]) -> Int[Array, " size"]:
+    """Distinct numbers below `available`, one from each of `size` equal stretches, drawn with uniform `chance`. If
+    there are fewer than `size`, the first `available` entries are all of them and the rest do not count."""
+    size = chance.shape[0]
+    whole, part = available // size, available % size
+
+    def border(i: Int[Array, " size"]) -> Int[Array, " size"]:
+        return i * whole + i * part // size  # i * available // size, without overflow
+
+    i = jnp.arange(size)
+    low, high = border(i), border(i + 1)
+    drawn = low + (chance * (high - low)).astype(jnp.int32)
+    return jnp.where(whole > 0, jnp.minimum(drawn, high - 1), jnp.minimum(i, available - 1))
 
 
 def _num_validation(config: Config, effort: Effort) -> Int[Array, ""]:

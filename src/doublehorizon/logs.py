@@ -20,10 +20,7 @@ class CsvLog:
 
     def __init__(self, path: Path | None, columns: list[str] | None = None):
         self._path, self._columns = path, columns
-        if path is not None and path.exists() and path.stat().st_size:
-            with path.open(newline="") as file:
-                self._columns = next(csv.reader(file))
-        elif columns is not None:
+        if columns is not None:
             self._write_row(columns)
 
     def append(self, row: Mapping[str, object]) -> None:
@@ -99,6 +96,6 @@ class View:
 
 
 def _clock(seconds: float) -> str:
-    minutes, second = divmod(round(seconds), 60)
+    minutes, second = divmod(round(max(0.0, seconds)), 60)
     hour, minute = divmod(minutes, 60)
     return f"{hour}:{minute:02d}:{second:02d}"

@@ -100,7 +100,7 @@ def load_policy(path: str | Path) -> NumpyPolicy:
 
 def _best_of(run: Path) -> Path:
     """The policy file of the seed whose last test return was best."""
-    files = sorted((run / "policy").glob("seed*.safetensors"))
+    files = sorted((run / "policy").glob("seed*.safetensors"), key=lambda file: (len(file.stem), file.stem))
     if not files:
         raise UserError(f"{run} holds no policy (no file policy/seed<k>.safetensors). Give a run folder or a file.")
     last = run / "policy" / "returns.json"

@@ -75,7 +75,8 @@ def grow(replay: Replay, capacity: int, num_rows: Int[Array, ""]) -> Replay:
     )
 
 
-def num_training(num_rows: Int[Array, ""], group_size: int) -> Int[Array, ""]:
+def num_training(num_rows, group_size: int):
+    """How many of so many rows (a number or a traced one) are not held out."""
     return num_rows // group_size * (group_size - 1)
 
 

@@ -17,7 +17,7 @@ from doublehorizon import replay as replays
 from doublehorizon.agent import AgentState
 from doublehorizon.config import Config, seed_iterations, steps_per_iteration
 from doublehorizon.envs.make import EnvSpec
-from doublehorizon.errors import UserError
+from doublehorizon.errors import RunError, UserError
 from doublehorizon.logs import CsvLog, View
 from doublehorizon.policy import NumpyPolicy
 from doublehorizon.replay import Replay
@@ -40,6 +40,10 @@ class Progress:
     seconds: float = 0.0
     returns: dict[int, dict[int, float]] = field(default_factory=dict)
     """Test return by step and seed."""
+    policies: list[NumpyPolicy] | None = None
+    """Each seed's policy after the last whole iteration, on the host; None before the first fit."""
+    whole: bool = True
+    """False from the start of an iteration to its end: a run that was stopped in between cannot go on."""
 
     @property
     def task(self) -> Task:
@@ -47,26 +51,27 @@ class Progress:
         return Task(self.spec.obs_size, self.spec.act_size, rule)
 
     @property
-    def steps(self) -> int:
+    def iteration_steps(self) -> int:
         """Agent steps of an iteration."""
         return steps_per_iteration(self.config, self.spec.time_limit)
 
     @property
     def step(self) -> int:
         """Simulator steps so far, per seed."""
-        return self.iteration * self.steps * self.spec.action_repeat
+        return self.iteration * self.iteration_steps * self.spec.action_repeat
 
     @property
     def num_rows(self) -> int:
-        return min(self.iteration * self.steps, self.replay.held_out.shape[1] * self.config.fit.held_out_every)
+        """Transitions in each seed's replay."""
+        return min(self.iteration * self.iteration_steps, self.replay.rows.reward.shape[1])
 
     @property
-    def learning_starts(self) -> int:
-        """The iteration after which the first fit happens."""
+    def first_fit(self) -> int:
+        """The iteration at whose end the first fit happens."""
         return seed_iterations(self.config, self.spec.time_limit)
 
-    def policies(self) -> list[NumpyPolicy]:
-        """Each seed's policy, on the host."""
+    def fetch_policies(self) -> list[NumpyPolicy]:
+        """Each seed's policy, brought to the host."""
         actor, normalizer = jax.device_get((self.state.policy.actor, self.state.world.obs_normalizer))
         layers = actor.mlp.layers
         low, high = (np.asarray(x, np.float32) for x in (self.spec.action_low, self.spec.action_high))
@@ -105,9 +110,11 @@ def _capacity(config: Config, spec: EnvSpec, total_steps: int) -> int:
 
 
 def extend(progress: Progress, total_steps: int) -> None:
-    """Makes room for more steps in a replay that was sized for fewer."""
-    capacity, held = _capacity(progress.config, progress.spec, total_steps), progress.replay.rows.reward.shape[1]
-    if capacity > held:
+    """Makes room for more steps in a replay that was sized for fewer: twice as much at least, as each new size is
+    compiled anew."""
+    held = progress.replay.rows.reward.shape[1]
+    if _capacity(progress.config, progress.spec, total_steps) > held:
+        capacity = _capacity(progress.config, progress.spec, max(total_steps, 2 * held * progress.spec.action_repeat))
         num_rows = jnp.asarray(progress.num_rows, jnp.int32)
         progress.replay = jax.vmap(lambda replay: replays.grow(replay, capacity, num_rows))(progress.replay)
 
@@ -122,31 +129,29 @@ def train(
         progress, crew, view, CsvLog(out and out / "eval.csv", ["step", "time", "reward", "seed"])
     )
     clock = _Clock(progress.seconds)
-    policies = None if progress.iteration < progress.learning_starts else progress.policies()
     view.advance(progress.step)
     if progress.iteration == 0:
-        evaluations.start(None)
+        evaluations.start()
     going = True
     try:
         while going and progress.step < total_steps:
-            metrics = _iterate(progress, crew, policies, clock, view)
-            progress.seconds = clock.total()
+            metrics = _iterate(progress, crew, clock, view)
             if metrics is not None:
-                policies = progress.policies()
                 _log_progress(log, progress, metrics, clock.laps | {"time/time_elapsed": progress.seconds})
-            if _is_evaluation(progress, total_steps):
-                evaluations.start(policies)
+            if _is_evaluation(progress):
+                evaluations.start()
             evaluations.gather()
-            typical = progress.iteration > progress.learning_starts
-            view.advance(
-                progress.step, progress.steps * progress.spec.action_repeat / clock.lap_total() if typical else None
-            )
+            typical = progress.iteration > progress.first_fit
+            pace = progress.iteration_steps * progress.spec.action_repeat / clock.lap_total()
+            view.advance(progress.step, pace if typical else None)
             going = callback is None or callback(progress) is not False
+        if progress.policies is not None and not _is_evaluation(progress):
+            evaluations.start()
         view.phase("evaluating")
         evaluations.gather(block=True)
     finally:
-        if out is not None and policies is not None:
-            save_policies(progress, policies, out)
+        if out is not None and progress.policies is not None:
+            save_policies(progress, progress.policies, out)
 
 
 class _Evaluations:
@@ -156,10 +161,11 @@ class _Evaluations:
         self._progress, self._crew, self._view, self._log = progress, crew, view, log
         self._started: dict[int, float] = {}
 
-    def start(self, policies: list[NumpyPolicy] | None) -> None:
+    def start(self) -> None:
+        """Before the first fit, with random actions."""
         step, episodes = self._progress.step, self._progress.config.loop.evaluation_episodes
         self._started[step] = self._progress.seconds
-        self._crew.start_evaluation(policies, step, episodes)
+        self._crew.start_evaluation(self._progress.policies, step, episodes)
 
     def gather(self, block: bool = False) -> None:
         """Logs what is done; with `block`, waits for all. A row's time is that at which its policy was ready."""
@@ -171,24 +177,28 @@ class _Evaluations:
                 self._view.evaluated(step, list(returns.values()))
 
 
-def _iterate(
-    progress: Progress, crew: Crew, policies: list[NumpyPolicy] | None, clock: "_Clock", view: View
-) -> dict[str, np.ndarray] | None:
+def _iterate(progress: Progress, crew: Crew, clock: "_Clock", view: View) -> dict[str, np.ndarray] | None:
     """One iteration; the metrics, per seed, are None while only random steps are collected."""
     clock.start()
     view.phase("collecting")
-    batch = crew.collect(policies, progress.steps)
+    batch = crew.collect(progress.policies, progress.iteration_steps)
     _check_termination(progress.spec, batch)
     rows = Transition(**{name: jnp.asarray(value) for name, value in batch.items()})
+    progress.whole = False  # from here on the old state's memory is being reused
     progress.replay, progress.state = agent.store(progress.replay, progress.state, rows)
     progress.iteration += 1
     clock.lap("time/collect_seconds")
-    if progress.iteration < progress.learning_starts:
-        return None
+    metrics = None if progress.iteration < progress.first_fit else _learn(progress, clock, view)
+    progress.whole = True
+    progress.seconds = clock.total()
+    return metrics
 
-    config, task, steps = progress.config, progress.task, progress.steps
-    first = progress.iteration == progress.learning_starts
-    effort = agent.effort(config, task, progress.num_rows, steps, first)
+
+def _learn(progress: Progress, clock: "_Clock", view: View) -> dict[str, np.ndarray]:
+    """Fits the model, improves the policy, and brings the new policies to the host."""
+    config, task, steps = progress.config, progress.task, progress.iteration_steps
+    first = progress.iteration == progress.first_fit
+    effort = agent.plan_effort(config, task, progress.num_rows, steps, first)
     compiling = " (compiling first)" if first else ""
     view.phase("fitting the model" + compiling)
     progress.state, model_metrics = agent.fit_model((config, effort, progress.replay), progress.state)
@@ -197,28 +207,39 @@ def _iterate(
     view.phase("improving the policy" + compiling)
     inputs = (config, task, steps, effort, progress.replay)
     progress.state, policy_metrics = agent.improve_policy(inputs, progress.state)
-    policy_metrics = jax.device_get(policy_metrics)
+    policies = progress.fetch_policies()
     clock.lap("time/improve_seconds")
-    return model_metrics | policy_metrics
+    _check_finite(progress, policies)
+    progress.policies = policies
+    return model_metrics | jax.device_get(policy_metrics)
 
 
-def _is_evaluation(progress: Progress, total_steps: int) -> bool:
+def _check_finite(progress: Progress, policies: list[NumpyPolicy]) -> None:
+    for seed, policy in zip(progress.seeds, policies, strict=True):
+        if not all(np.isfinite(weight).all() for weight in policy.weights):
+            raise RunError(
+                f"seed {seed} diverged at step {progress.step}: its policy is no longer finite. The policies of the "
+                "iteration before are kept. Another seed or a smaller policy.learning_rate may help."
+            )
+
+
+def _is_evaluation(progress: Progress) -> bool:
     due = progress.iteration % progress.config.loop.evaluate_every == 0
-    first = progress.iteration == progress.learning_starts
-    return progress.iteration >= progress.learning_starts and (due or first or progress.step >= total_steps)
+    return progress.policies is not None and (due or progress.iteration == progress.first_fit)
 
 
 def _check_termination(spec: EnvSpec, batch: Batch) -> None:
     """A rule that contradicts the environment would teach the model a wrong world. Rounding to float32 may flip single
-    flags at the edge, so a contradiction is more than one in a thousand."""
+    flags at the edge of a rule, so there a contradiction is more than one in a thousand."""
     said = batch["terminated"] > 0
-    expected = said & False if spec.terminates is None else np.asarray(spec.terminates(batch["next_obs"]))
+    known = spec.terminates is not None
+    expected = np.asarray(spec.terminates(batch["next_obs"])) if spec.terminates is not None else np.zeros_like(said)
     wrong = int(np.sum(said != expected))
-    if wrong > said.size / 1000:
-        rule = "no termination rule is known" if spec.terminates is None else "the known termination rule differs"
+    if wrong > (said.size / 1000 if known else 0):
+        rule = f"its known termination rule says otherwise for {wrong}" if known else "no termination rule is known"
         raise UserError(
-            f"{spec.name} ended {int(said.sum())} of {said.size} steps, but {rule} ({wrong} steps). Give the "
-            "environment a method is_terminal(next_obs) that works on arrays [..., observation]."
+            f"{spec.name} ended {int(said.sum())} of {said.size} steps, but {rule}. Give the environment a method "
+            "is_terminal(next_obs) that works on arrays [..., observation]."
         )
 
 

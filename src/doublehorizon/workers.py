@@ -11,7 +11,8 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any
 
@@ -31,16 +32,18 @@ _COLLECT, _EVALUATE = 0, 1  # what a generator is for: enters its seed
 
 @dataclass
 class Seat:
-    """One seed's place in a worker: its environment, where its episode stands, and its chance."""
+    """One seed's place in a worker: its environment, where its episode stands, and its chance, which depends on the
+    seed and on the iteration in which this crew began."""
 
     simulator: Simulator
     seed: int
+    began: int = 0
     episode: int = 0
     obs: np.ndarray | None = None
     rng: np.random.Generator = field(init=False)
 
     def __post_init__(self) -> None:
-        self.rng = np.random.default_rng([self.seed, _COLLECT])
+        self.rng = np.random.default_rng([self.seed, _COLLECT, self.began])
 
     def collect(self, policy: NumpyPolicy | None, num_steps: int) -> Batch:
         """Steps with a sampling policy, or with uniform actions; an unfinished episode goes on in the next call."""
@@ -55,7 +58,7 @@ class Seat:
         terminated = np.zeros(num_steps, np.float32)
         for t in range(num_steps):
             if self.obs is None:
-                self.obs = self.simulator.reset(_reset_seed(self.seed, _COLLECT, self.episode))
+                self.obs = self.simulator.reset(_reset_seed(self.seed, _COLLECT, self.began, self.episode))
                 self.episode += 1
             obs[t] = self.obs
             act[t] = self.rng.uniform(-1, 1, spec.act_size) if policy is None else policy.act(self.obs, self.rng)
@@ -86,24 +89,36 @@ def _reset_seed(*parts: int) -> int:
 class Crew:
     """Collecting and evaluating workers for all seeds of a run. Use it as a context manager.
 
-    An environment object (rather than a way to make one) cannot be sent to another process: pass `make_env` that
-    returns it and `in_process=True`, for one seed.
+    `began` is the iteration at which this crew starts. An environment object (rather than a way to make one) cannot be
+    sent to another process: pass `make_env` that returns it and `in_process=True`, for one seed; an evaluation then
+    ends the episode that was being collected.
     """
 
-    def __init__(self, make_env: Callable[[], gym.Env], spec: EnvSpec, seeds: list[int], in_process: bool = False):
+    def __init__(
+        self,
+        make_env: Callable[[], gym.Env],
+        spec: EnvSpec,
+        seeds: list[int],
+        began: int = 0,
+        in_process: bool = False,
+    ):
         self.seeds = seeds
-        self._queues: list[deque[tuple[int, dict[int, tuple]]]]
+        spec = replace(spec, terminates=None)  # workers only step; a user's rule may hold on to anything
         if in_process:
-            bench = _Bench(make_env, spec)
+            bench = _Bench(make_env, spec, began)
             self._collectors, self._evaluators = [_LocalWorker(bench, seeds)], [_LocalWorker(bench, seeds)]
-            self._queues = [deque()]
-            return
-        cores = os.cpu_count() or 1
-        shares = [seeds[i :: min(len(seeds), cores)] for i in range(min(len(seeds), cores))]
-        num_evaluators = min(len(seeds), max(1, cores // 2))
-        self._collectors = [_RemoteWorker(make_env, spec, share) for share in shares]
-        self._evaluators = [_RemoteWorker(make_env, spec, seeds) for _ in range(num_evaluators)]
-        self._queues = [deque() for _ in self._evaluators]
+        else:
+            recipe = _pickled(make_env, spec, began)
+            cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+            self._collectors, self._evaluators = [], []
+            with ExitStack() as on_failure:  # whatever was started is closed again if the next one cannot be
+                on_failure.callback(self.close)
+                for group, most in ((self._collectors, cores), (self._evaluators, max(1, cores // 2))):
+                    size = min(len(seeds), most)
+                    for i in range(size):
+                        group.append(_RemoteWorker(recipe, seeds[i::size]))
+                on_failure.pop_all()
+        self._queues: list[deque[tuple[int, dict[int, tuple]]]] = [deque() for _ in self._evaluators]
 
     def collect(self, policies: list[NumpyPolicy] | None, num_steps: int) -> Batch:
         """Steps of every seed, `[seed, step, ...]`; uniform actions without policies."""
@@ -118,11 +133,10 @@ class Crew:
     def start_evaluation(self, policies: list[NumpyPolicy] | None, step: int, num_episodes: int) -> None:
         """Queues test episodes of every seed; `finished_evaluations` brings the results."""
         by_seed = dict(zip(self.seeds, policies or [None] * len(self.seeds), strict=True))
-        for i, queue in enumerate(self._queues):
-            share = self.seeds[i :: len(self._queues)]
-            queue.append((step, {seed: (by_seed[seed], step, num_episodes) for seed in share}))
+        for worker, queue in zip(self._evaluators, self._queues, strict=True):
+            queue.append((step, {seed: (by_seed[seed], step, num_episodes) for seed in worker.seeds}))
             if len(queue) == 1:
-                self._evaluators[i].send("evaluate", queue[0][1])
+                worker.send("evaluate", queue[0][1])
 
     def finished_evaluations(self, block: bool = False) -> list[tuple[int, int, float]]:
         """(step, seed, mean return) of each evaluation that is done; with `block`, of all that were started."""
@@ -136,8 +150,12 @@ class Crew:
         return done
 
     def close(self) -> None:
-        for worker in (*self._collectors, *self._evaluators):
-            worker.close()
+        workers = (*self._collectors, *self._evaluators)
+        for worker in workers:
+            worker.dismiss()
+        deadline = time.monotonic() + 5.0
+        for worker in workers:
+            worker.await_end(deadline)
 
     def __enter__(self) -> "Crew":
         return self
@@ -149,16 +167,16 @@ class Crew:
 class _Bench:
     """The seats of one worker, and the calls it answers."""
 
-    def __init__(self, make_env: Callable[[], gym.Env], spec: EnvSpec):
-        self._make_env, self._spec = make_env, spec
+    def __init__(self, make_env: Callable[[], gym.Env], spec: EnvSpec, began: int):
+        self._make_env, self._spec, self._began = make_env, spec, began
         self._seats: dict[int, Seat] = {}
 
     def answer(self, call: str, arguments: dict[int, tuple]) -> dict[int, Any]:
         return {seed: getattr(self._seat(seed), call)(*given) for seed, given in arguments.items()}
 
     def _seat(self, seed: int) -> Seat:
-        if seed not in self._seats:  # made when first needed: an evaluator may never see some seeds
-            self._seats[seed] = Seat(Simulator(self._make_env(), self._spec), seed)
+        if seed not in self._seats:
+            self._seats[seed] = Seat(Simulator(self._make_env(), self._spec), seed, self._began)
         return self._seats[seed]
 
 
@@ -179,14 +197,17 @@ class _LocalWorker:
     def receive(self) -> dict[int, Any]:
         return self._answers.pop(0)
 
-    def close(self) -> None:
+    def dismiss(self) -> None:
         self._answers.clear()
+
+    def await_end(self, deadline: float) -> None:
+        """There is no process to wait for."""
 
 
 class _RemoteWorker:
     """A worker process and the pipe to it."""
 
-    def __init__(self, make_env: Callable[[], gym.Env], spec: EnvSpec, seeds: list[int]):
+    def __init__(self, recipe: bytes, seeds: list[int]):
         self.seeds = seeds
         self._pipe, theirs = Pipe()
         one_thread = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
@@ -194,10 +215,11 @@ class _RemoteWorker:
             [sys.executable, "-m", "doublehorizon.workers", str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
+            stdout=2,  # what an environment prints must not mix with a command's own output
             env=os.environ | one_thread | {"PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)},
         )
         theirs.close()
-        self._pipe.send_bytes(cloudpickle.dumps((make_env, spec)))
+        self._pipe.send_bytes(recipe)
 
     def send(self, call: str, arguments: dict[int, tuple]) -> None:
         try:
@@ -219,17 +241,31 @@ class _RemoteWorker:
             raise RunError(f"the environment of seed(s) {self.seeds} failed:\n{answer}")
         return answer
 
-    def close(self) -> None:
+    def dismiss(self) -> None:
         self._pipe.close()  # the worker reads the end of its pipe and leaves
+
+    def await_end(self, deadline: float) -> None:
+        """Waits until the deadline for the process to leave by itself."""
         try:
-            self._process.wait(timeout=5)
+            self._process.wait(timeout=max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
 
     def _lost(self) -> RunError:
-        time.sleep(0.1)  # let the process finish dying, so that its status can be told
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=2)  # so that its status can be told
         return RunError(f"the worker of seed(s) {self.seeds} died (status {self._process.poll()}).")
+
+
+def _pickled(make_env: Callable[[], gym.Env], spec: EnvSpec, began: int) -> bytes:
+    try:
+        return cloudpickle.dumps((make_env, spec, began))
+    except Exception as problem:  # whatever a user's object raises when it is pickled
+        raise UserError(
+            f"the function that makes {spec.name} cannot be sent to worker processes: {problem!r}. Let it build the "
+            "environment from plain values, or pass an environment object for one seed."
+        ) from problem
 
 
 def serve(pipe: Connection) -> None:

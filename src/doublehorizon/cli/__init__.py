@@ -20,7 +20,7 @@ def main() -> None:
         print(f"doublehorizon: {problem}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
-        print("doublehorizon: stopped; the policies learnt so far are in the run folder.", file=sys.stderr)
+        print("doublehorizon: stopped. Policies that were learnt are in the run folder.", file=sys.stderr)
         sys.exit(130)
     except (OSError, RunError) as problem:
         print(f"doublehorizon: {problem}", file=sys.stderr)

@@ -13,6 +13,8 @@ import numpy as np
 from gymnasium.envs.mujoco import MujocoEnv
 from gymnasium.spaces import Box
 
+from doublehorizon.envs.termination import Rule, hopper, never
+
 
 class PaperTask(MujocoEnv):
     """Forward speed, less the control cost, plus a bonus while healthy."""
@@ -23,6 +25,7 @@ class PaperTask(MujocoEnv):
     first_position: ClassVar[int] = 1  # the observation leaves out what comes before: where the robot is
     control_cost: ClassVar[float]
     healthy_bonus: ClassVar[float] = 0.0
+    is_terminal: ClassVar[Rule] = staticmethod(never)
 
     def __init__(self, **options: Any):
         super().__init__(self.model_file, self.frame_skip_, observation_space=None, **options)
@@ -35,7 +38,7 @@ class PaperTask(MujocoEnv):
         self.do_simulation(action, self.frame_skip)
         speed = (self._place() - before) / self.dt
         obs = self._observe()
-        terminated = bool(self.is_terminal(obs))
+        terminated = bool(type(self).is_terminal(obs))
         bonus = 0.0 if terminated else self.healthy_bonus
         reward = float(speed - self.control_cost * np.sum(np.square(action)) + bonus - self._extra_cost())
         if self.render_mode == "human":
@@ -46,11 +49,6 @@ class PaperTask(MujocoEnv):
         position, velocity = self._reset_noise()
         self.set_state(self.init_qpos + position, self.init_qvel + velocity)
         return self._observe()
-
-    @staticmethod
-    def is_terminal(next_obs: Any) -> Any:
-        """Whether an episode has ended in `next_obs`; takes NumPy and JAX arrays `[..., obs]`."""
-        return next_obs[..., 0] != next_obs[..., 0]
 
     def _observe(self) -> np.ndarray:
         return np.concatenate([self.data.qpos[self.first_position :], self.data.qvel])
@@ -86,12 +84,7 @@ class HalfCheetah(PaperTask):
 class Hopper(PaperTask):
     model_file, frame_skip_ = "hopper.xml", 4
     control_cost, healthy_bonus = 1e-3, 1.0
-
-    @staticmethod
-    def is_terminal(next_obs: Any) -> Any:
-        height, angle = next_obs[..., 0], next_obs[..., 1]
-        healthy = (height > 0.7) & (abs(angle) < 0.2) & (abs(next_obs[..., 1:]) < 100.0).all(axis=-1)
-        return ~healthy
+    is_terminal = staticmethod(hopper)
 
     def _reset_noise(self) -> tuple[np.ndarray, np.ndarray]:
         return self._uniform(5e-3)

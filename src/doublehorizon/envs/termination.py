@@ -69,7 +69,7 @@ def find_rule(env: gym.Env) -> Rule | None:
     when it ends, so only the plain id counts."""
     own = getattr(env.unwrapped, "is_terminal", None)
     if own is not None:
-        return getattr(own, "__func__", own) if isinstance(own, staticmethod) else own
+        return own
     if env.spec is None:
         return None
     plain = gym.spec(env.spec.id).kwargs
