@@ -9,7 +9,7 @@ quickstart: .venv/.installed
 	@echo
 	@echo "Next, try:"
 	@echo "  $(BIN)/python examples/use_policy.py runs/quickstart      # act with the trained policy, NumPy only"
-	@echo "  $(BIN)/doublehorizon train InvertedPendulum-v5 --preset quick --steps 4000 --seeds 3"
+	@echo "  $(BIN)/doublehorizon train InvertedPendulum-v5 --preset quick --steps 3000"
 	@echo "  $(BIN)/doublehorizon train --help                         # every number of the algorithm can be set"
 
 test: .venv/.dev

@@ -13,7 +13,7 @@ from doublehorizon.errors import RunError
 from doublehorizon.logs import View
 from doublehorizon.train import Progress, begin, train
 from doublehorizon.types import Effort, Task
-from doublehorizon.updates import draw_chance, fresh_moments, joint_update
+from doublehorizon.updates import Setting, draw_chance, fresh_moments, joint_update
 from doublehorizon.workers import Crew
 from worlds import TINY
 
@@ -55,9 +55,9 @@ def one_epoch_and_one_update(progress: Progress):
             ring = eqx.tree_at(
                 lambda r: (r.obs, r.size), state.ring, (replay.rows.obs[jnp.arange(120) % 20], jnp.array(120))
             )
-            chance = draw_chance(TINY, progress.task, ring, state.key)
+            setting = Setting(TINY, progress.task, state.world)
             moments = fresh_moments(TINY, state.policy)
-            return joint_update(TINY, progress.task, state.world, state.policy, moments, chance)[0]
+            return joint_update(setting, state.policy, moments, draw_chance(setting, ring, state.key))[0]
 
         return jax.vmap(one)(state, replay)
 
@@ -111,9 +111,9 @@ def test_the_actor_learns_from_critics_that_are_already_updated_and_targets_foll
     progress = collected([0])
     state, replay = jax.tree.map(lambda x: x[0], (progress.state, progress.replay))
     ring = eqx.tree_at(lambda r: (r.obs, r.size), state.ring, (replay.rows.obs[jnp.arange(120) % 20], jnp.array(120)))
-    chance = draw_chance(TINY, progress.task, ring, state.key)
-    moments = fresh_moments(TINY, state.policy)
-    after, _, metrics = joint_update(TINY, progress.task, state.world, state.policy, moments, chance)
+    setting = Setting(TINY, progress.task, state.world)
+    chance, moments = draw_chance(setting, ring, state.key), fresh_moments(TINY, state.policy)
+    after, _, metrics = joint_update(setting, state.policy, moments, chance)
     rate = TINY.critic.target_rate
     for old, new, target in zip(
         leaves(state.policy.target_critics), leaves(after.critics), leaves(after.target_critics), strict=True

@@ -46,6 +46,7 @@ def test_any_number_can_be_set_on_the_command_line(run_folder):
         (["train", "CartPole-v1"], "Discrete(2)"),
         (["train", "Pendulum-v1", "--steps", "0"], "--steps is 0"),
         (["train", "Pendulum-v1", "--seeds", "0"], "--seeds is 0"),
+        (["train", "Hopper-v5", "--steps", "4000"], "5000 random steps"),
         (["train", "Pendulum-v1", "--preset", "fast"], "quick"),
         (["train", "Pendulum-v1", "--policy.batch-size", "100"], "multiple of model.members"),
         (["trian", "Pendulum-v1"], "train"),
@@ -98,3 +99,12 @@ def test_quick_solves_pendulum(run_folder):
     done = command("train", "Pendulum-v1", "--preset", "quick", "--steps", "2000", "--out", str(run_folder), "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["returns"]["0"] > -250.0
+
+
+@pytest.mark.slow
+def test_quick_balances_a_pole_that_may_fall(run_folder):
+    """A task that terminates, with three seeds side by side."""
+    words = ["train", "InvertedPendulum-v5", "--preset", "quick", "--steps", "4000", "--seeds", "3"]
+    done = command(*words, "--out", str(run_folder), "--json")
+    assert done.returncode == 0, done.stderr
+    assert sum(json.loads(done.stdout)["returns"].values()) / 3 > 500.0

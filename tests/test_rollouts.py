@@ -4,7 +4,7 @@ import jax.random as jr
 import numpy as np
 import pytest
 
-from doublehorizon.rollouts import distribution_rollout, draw, empty_ring, push, training_rollout
+from doublehorizon.rollouts import distribution_rollout, draw, emptied, empty_ring, push, training_rollout
 from doublehorizon.types import Task
 from worlds import ConstantActor, line_world, no_noise
 
@@ -63,6 +63,12 @@ def test_the_ring_keeps_the_most_recent_states():
     ring = push(ring, jnp.arange(3.0, 7.0)[:, None])
     assert int(ring.size) == 5 and int(ring.position) == 2
     assert sorted(np.asarray(ring.obs[:, 0]).tolist()) == [2.0, 3.0, 4.0, 5.0, 6.0]
+
+
+def test_an_emptied_ring_starts_again():
+    ring = push(emptied(push(empty_ring(5, 1), jnp.ones((4, 1)))), jnp.full((2, 1), 7.0))
+    assert int(ring.size) == 2
+    assert set(np.asarray(draw(ring, 50, jr.key(0))[:, 0]).tolist()) == {7.0}
 
 
 def test_only_stored_states_are_drawn():

@@ -10,12 +10,13 @@ Each of the three is one compiled program over all seeds; nothing crosses betwee
 """
 
 import math
+from collections.abc import Callable
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
-from jaxtyping import Array, Int, Key
+from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
 
 from doublehorizon import fit as fits
 from doublehorizon import replay as replays
@@ -24,11 +25,14 @@ from doublehorizon.dynamics import World, raw_target
 from doublehorizon.networks import Actor, Critic, Dynamics, ensemble
 from doublehorizon.normalizer import fit_normalizer, identity
 from doublehorizon.replay import Replay
-from doublehorizon.rollouts import StateRing, distribution_rollout, draw_noise, empty_ring, push
+from doublehorizon.rollouts import StateRing, distribution_rollout, draw_noise, emptied, empty_ring, push
 from doublehorizon.types import Effort, Task, Transition
 from doublehorizon.updates import (
+    Chance,
     Metrics,
+    Moments,
     Policy,
+    Setting,
     critic_only_update,
     draw_chance,
     fresh_moments,
@@ -117,41 +121,57 @@ def _improve_policy(
     """Critics alone at first, as the model under them has just changed; then rounds of DR and joint updates. The
     metrics are means over the last round."""
     key, key_first, key_critics, key_rounds = jr.split(state.key, 4)
-    moments = fresh_moments(config, state.policy)
-    ring = state.ring
-    if config.policy.clear_each_iteration:
-        ring = StateRing(ring.obs, jnp.zeros_like(ring.position), jnp.zeros_like(ring.size))
+    setting = Setting(config, task, state.world)
+    ring = emptied(state.ring) if config.policy.clear_each_iteration else state.ring
 
-    def refresh(ring, policy, key):
-        key_starts, key_noise = jr.split(key)
-        horizon, num_rows = config.horizons.distribution, config.distribution_rows
-        starts = replay.rows.obs[jr.randint(key_starts, (horizon + 1, num_rows), 0, effort.num_rows)]
-        noise = draw_noise(task, horizon, num_rows, key_noise)
-        visited = distribution_rollout(task, state.world, policy.actor, starts, noise)
-        return push(ring, visited.reshape(-1, task.obs_size))
-
-    def train(rule, ring, carry, keys):
-        def body(carry, chance):
-            policy, moments, metrics = rule(config, task, state.world, *carry, chance)
-            return (policy, moments), metrics
-
-        return jax.lax.scan(body, carry, jax.vmap(lambda key: draw_chance(config, task, ring, key))(keys))
+    ring = _refresh(setting, effort, replay, state.policy, ring, key_first)
+    num_critic_updates = round(steps * config.policy.critic_only_share)
+    learner = (state.policy, fresh_moments(config, state.policy))
+    learner, _ = _repeat(critic_only_update, num_critic_updates, setting, ring, learner, key_critics)
 
     def one_round(i, carry):
-        policy, moments, ring, _ = carry
+        (policy, moments), ring, _ = carry
         key_refresh, key_updates = jr.split(jr.fold_in(key_rounds, i))
-        ring = refresh(ring, policy, key_refresh)
-        keys = jr.split(key_updates, config.policy.refresh_every)
-        (policy, moments), metrics = train(joint_update, ring, (policy, moments), keys)
-        return policy, moments, ring, {name: jnp.mean(value) for name, value in metrics.items()}
+        ring = _refresh(setting, effort, replay, policy, ring, key_refresh)
+        num_updates = config.policy.refresh_every
+        learner, metrics = _repeat(joint_update, num_updates, setting, ring, (policy, moments), key_updates)
+        return learner, ring, {name: jnp.mean(value) for name, value in metrics.items()}
 
-    ring = refresh(ring, state.policy, key_first)
-    keys = jr.split(key_critics, round(steps * config.policy.critic_only_share))
-    (policy, moments), _ = train(critic_only_update, ring, (state.policy, moments), keys)
-    shapes = jax.eval_shape(lambda: one_round(0, (policy, moments, ring, None))[-1])
-    nothing = {name: jnp.zeros(shape.shape, shape.dtype) for name, shape in shapes.items()}
-    policy, _, ring, metrics = jax.lax.fori_loop(0, effort.num_rounds, one_round, (policy, moments, ring, nothing))
+    shapes = jax.eval_shape(lambda: one_round(0, (learner, ring, None))[-1])
+    no_metrics = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
+    carry = jax.lax.fori_loop(0, effort.num_rounds, one_round, (learner, ring, no_metrics))
+    (policy, _), ring, metrics = carry
     return AgentState(state.world, policy, ring, key), metrics
+
+
+def _refresh(
+    setting: Setting, effort: Effort, replay: Replay, policy: Policy, ring: StateRing, key: PRNGKeyArray
+) -> StateRing:
+    """A distribution rollout from states of the replay into the ring."""
+    key_starts, key_noise = jr.split(key)
+    horizon, num_rows = setting.config.horizons.distribution, setting.config.distribution_rows
+    starts = replay.rows.obs[jr.randint(key_starts, (horizon + 1, num_rows), 0, effort.num_rows)]
+    noise = draw_noise(setting.task, horizon, num_rows, key_noise)
+    visited = distribution_rollout(setting.task, setting.world, policy.actor, starts, noise)
+    return push(ring, visited.reshape(-1, setting.task.obs_size))
+
+
+def _repeat(
+    update: Callable[[Setting, Policy, Moments, Chance], tuple[Policy, Moments, Metrics]],
+    count: int,
+    setting: Setting,
+    ring: StateRing,
+    learner: tuple[Policy, Moments],
+    key: PRNGKeyArray,
+) -> tuple[tuple[Policy, Moments], dict[str, Float[Array, " count"]]]:
+    """So many updates, one after the other, all from states of one ring."""
+
+    def body(learner, chance):
+        policy, moments, metrics = update(setting, learner[0], learner[1], chance)
+        return (policy, moments), metrics
+
+    chances = jax.vmap(lambda key: draw_chance(setting, ring, key))(jr.split(key, count))
+    return jax.lax.scan(body, learner, chances)
 
 
 def _with_statistics(world: World, replay: Replay, num_rows: Int[Array, ""]) -> World:

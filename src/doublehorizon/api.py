@@ -11,7 +11,7 @@ import numpy as np
 
 from doublehorizon import checkpoints
 from doublehorizon.cache import use_compilation_cache
-from doublehorizon.config import Config, steps_per_iteration, to_json
+from doublehorizon.config import Config, seed_iterations, steps_per_iteration, to_json
 from doublehorizon.envs.make import EnvLike, Simulator, describe, factory
 from doublehorizon.errors import UserError
 from doublehorizon.logs import View
@@ -130,6 +130,12 @@ class DHMBPO:
     def num_timesteps(self) -> int:
         """Simulator steps so far, per seed."""
         return 0 if self._progress is None else self._progress.step
+
+    @property
+    def random_timesteps(self) -> int:
+        """Simulator steps with random actions, per seed, before anything is learnt."""
+        limit = self.spec.time_limit
+        return seed_iterations(self.config, limit) * steps_per_iteration(self.config, limit) * self.spec.action_repeat
 
     def last_returns(self) -> dict[int, float]:
         """The most recent test return of each seed."""

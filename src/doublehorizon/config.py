@@ -230,8 +230,9 @@ QUICK = Config(
     fit=FitConfig(batch_size=256, base_epochs=10.0),
     critic=CriticConfig(width=128),
     policy=PolicyConfig(width=128, batch_size=128, ring_capacity=25_600, states_per_refresh=2560),
+    loop=LoopConfig(steps_per_iteration=200),
 )
-"""Small networks and short fits, for a CPU and a small task."""
+"""Small networks, short fits and short iterations, for a CPU and a small task."""
 
 PRESETS: dict[str, Config] = {"dhmbpo": Config(), "quick": QUICK}
 

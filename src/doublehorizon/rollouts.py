@@ -95,6 +95,11 @@ def empty_ring(capacity: int, obs_size: int) -> StateRing:
     return StateRing(jnp.zeros((capacity, obs_size)), zero, zero)
 
 
+def emptied(ring: StateRing) -> StateRing:
+    """The ring as if nothing had been stored."""
+    return StateRing(ring.obs, jnp.zeros_like(ring.position), jnp.zeros_like(ring.size))
+
+
 def push(ring: StateRing, states: Float[Array, "n obs"]) -> StateRing:
     """Stores states over the oldest ones."""
     capacity = ring.obs.shape[0]

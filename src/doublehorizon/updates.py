@@ -16,6 +16,14 @@ from doublehorizon.types import Rollout, Task
 from doublehorizon.values import Bounds, expand_q, expand_value, follow_bounds
 
 
+class Setting(eqx.Module):
+    """What stays as it is while a policy is improved."""
+
+    config: Config = eqx.field(static=True)
+    task: Task = eqx.field(static=True)
+    world: World
+
+
 class Policy(eqx.Module):
     """What policy optimisation changes. Critics have a leading ensemble axis."""
 
@@ -36,8 +44,9 @@ class Chance(eqx.Module):
     dropout: UInt32[Array, "critic batch"]
 
 
-def draw_chance(config: Config, task: Task, ring: StateRing, key: PRNGKeyArray) -> Chance:
+def draw_chance(setting: Setting, ring: StateRing, key: PRNGKeyArray) -> Chance:
     """For one update that starts in states of the ring. The key is consumed."""
+    config, task = setting.config, setting.task
     key_start, key_noise, key_critics, key_dropout = jr.split(key, 4)
     batch_size, critic = config.policy.batch_size, config.critic
     return Chance(
@@ -65,25 +74,17 @@ def fresh_moments(config: Config, policy: Policy) -> Moments:
     return Moments(*(start(adam, x) for x in (policy.actor, policy.critics, policy.log_temperature)))
 
 
-def joint_update(
-    config: Config,
-    task: Task,
-    world: World,
-    policy: Policy,
-    moments: Moments,
-    chance: Chance,
-) -> tuple[Policy, Moments, Metrics]:
+def joint_update(setting: Setting, policy: Policy, moments: Moments, chance: Chance) -> tuple[Policy, Moments, Metrics]:
     """Critics first, then the actor against the updated critics, on one rollout: its forward pass is shared, and the
     actor's gradient is pulled back through it."""
+    config, task, world = setting.config, setting.task, setting.world
     rollout, pull_back = jax.vjp(
         lambda actor: training_rollout(task, world, actor, chance.start, chance.noise), policy.actor
     )
-    policy, moments, metrics = critic_update(config, task, world, policy, moments, chance, rollout)
+    policy, moments, metrics = critic_update(setting, policy, moments, chance, rollout)
 
     temperature = jnp.exp(policy.log_temperature)
-    objective, slope = jax.value_and_grad(lambda rollout: actor_objective(config, world, policy, rollout, temperature))(
-        rollout
-    )
+    objective, slope = jax.value_and_grad(lambda path: actor_objective(setting, policy, path, temperature))(rollout)
     (gradient,) = pull_back(jax.tree.map(jnp.negative, slope))
     entropy = -jnp.mean(rollout.log_prob[0])
     surplus = entropy - config.policy.target_entropy_per_action * task.act_size
@@ -105,28 +106,18 @@ def joint_update(
 
 
 def critic_only_update(
-    config: Config,
-    task: Task,
-    world: World,
-    policy: Policy,
-    moments: Moments,
-    chance: Chance,
+    setting: Setting, policy: Policy, moments: Moments, chance: Chance
 ) -> tuple[Policy, Moments, Metrics]:
     """The critics' half of a joint update."""
-    rollout = training_rollout(task, world, policy.actor, chance.start, chance.noise)
-    return critic_update(config, task, world, policy, moments, chance, rollout)
+    rollout = training_rollout(setting.task, setting.world, policy.actor, chance.start, chance.noise)
+    return critic_update(setting, policy, moments, chance, rollout)
 
 
 def critic_update(
-    config: Config,
-    task: Task,
-    world: World,
-    policy: Policy,
-    moments: Moments,
-    chance: Chance,
-    rollout: Rollout,
+    setting: Setting, policy: Policy, moments: Moments, chance: Chance, rollout: Rollout
 ) -> tuple[Policy, Moments, Metrics]:
     """Eq. 13: the critics move towards the expanded value of the first state and action, their targets follow."""
+    config, task, world = setting.config, setting.task, setting.world
     rollout = jax.lax.stop_gradient(rollout)
     temperature = jnp.exp(policy.log_temperature)
     bounds = follow_bounds(
@@ -172,13 +163,13 @@ def critic_target(
 
 
 def actor_objective(
-    config: Config, world: World, policy: Policy, rollout: Rollout, temperature: Float[Array, ""]
+    setting: Setting, policy: Policy, rollout: Rollout, temperature: Float[Array, ""]
 ) -> Float[Array, ""]:
     """Eq. 14: the mean expanded value (Eq. 7), with the mean of all critics, neither clipped nor thinned by dropout,
     behind the last step."""
-    obs = world.obs_normalizer.normalize(rollout.obs[-1])
+    obs = setting.world.obs_normalizer.normalize(rollout.obs[-1])
     last_q = jnp.mean(policy.bounds.scale(_values(policy.critics, obs, rollout.act[-1])), axis=0)
-    return jnp.mean(expand_value(rollout, last_q, temperature, config.policy.discount))
+    return jnp.mean(expand_value(rollout, last_q, temperature, setting.config.policy.discount))
 
 
 def _values(

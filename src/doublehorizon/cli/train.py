@@ -70,6 +70,12 @@ def run(arguments: list[str]) -> int:
     from doublehorizon.api import DHMBPO
 
     model = DHMBPO(options.env, seed=options.seed, seeds=options.seeds, config=options.config, device=options.device)
+    random_steps = model.random_timesteps
+    if options.steps < random_steps:
+        raise UserError(
+            f"--steps is {options.steps}, but training begins with {random_steps} random steps and learns after them. "
+            "Ask for more steps, or for fewer random ones with --loop.seed-iterations."
+        )
     model.learn(options.steps, out=folder, progress_bar=not options.quiet)
     _report(model.last_returns(), folder, options.json)
     return 0
