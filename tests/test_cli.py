@@ -63,7 +63,7 @@ def test_a_mistake_is_one_line_and_status_2(words, told, tmp_path):
 def test_help_shows_examples_and_every_field():
     done = command("train", "--help")
     assert done.returncode == 0
-    for words in ("examples:", "--preset quick", "--horizons.distribution", "--fit.base-epochs", "paper/HalfCheetah"):
+    for words in ("examples:", "--preset quick", "--horizons.distribution", "--fit.base-epochs", "HalfCheetah"):
         assert words in done.stdout
     assert "train" in command("--help").stdout and "compare" in command("--help").stdout
 

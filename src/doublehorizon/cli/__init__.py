@@ -1,6 +1,7 @@
 """The command `doublehorizon`. One file per command; each is imported when it is called."""
 
 import difflib
+import os
 import sys
 from importlib import import_module
 
@@ -22,6 +23,9 @@ def main() -> None:
     except KeyboardInterrupt:
         print("doublehorizon: stopped. Policies that were learnt are in the run folder.", file=sys.stderr)
         sys.exit(130)
+    except BrokenPipeError:  # the reader of our output, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
     except (OSError, RunError) as problem:
         print(f"doublehorizon: {problem}", file=sys.stderr)
         sys.exit(1)

@@ -4,6 +4,7 @@ import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import tyro
@@ -22,7 +23,7 @@ examples:
 class Compare:
     """What `doublehorizon compare` takes."""
 
-    run: tyro.conf.Positional[Path]
+    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """A run folder, or a CSV file with the columns step,reward,seed."""
     reference: Path
     """What to compare with: a run folder, a CSV file, or a folder with a file <Task>.csv."""

@@ -28,9 +28,8 @@ seed's policy as policy/seed<k>.safetensors."""
 class Train:
     """What `doublehorizon train` takes."""
 
-    env: tyro.conf.Positional[str]
-    """A Gymnasium id (Pendulum-v1, Hopper-v5, ...) or one of the paper's tasks: paper/HalfCheetah, paper/Hopper,
-    paper/Walker2d, paper/Ant, paper/Humanoid."""
+    env: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ENV")]
+    """A Gymnasium id (Pendulum-v1, Hopper-v5, ...), or paper/X with X one of HalfCheetah, Hopper, Walker2d, Ant, Humanoid."""
     steps: int = 100_000
     """Environment steps per seed, the first random ones included."""
     seeds: int = 1
