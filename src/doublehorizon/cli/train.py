@@ -29,7 +29,8 @@ class Train:
     """What `doublehorizon train` takes."""
 
     env: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ENV")]
-    """A Gymnasium id (Pendulum-v1, Hopper-v5, ...), or paper/X with X one of HalfCheetah, Hopper, Walker2d, Ant, Humanoid."""
+    """A Gymnasium id (Pendulum-v1, Hopper-v5, ...), or paper/X, X being HalfCheetah, Hopper, Walker2d, Ant or
+    Humanoid."""
     steps: int = 100_000
     """Environment steps per seed, the first random ones included."""
     seeds: int = 1
