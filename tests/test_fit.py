@@ -91,7 +91,6 @@ def effort(patience: int, max_epochs: int, num_rows: int = 200) -> Effort:
 
 fit = eqx.filter_jit(fits.fit)
 FAST = dataclasses.replace(TINY, fit=dataclasses.replace(TINY.fit, learning_rate=1e-2))
-NOISY = dataclasses.replace(TINY, fit=dataclasses.replace(TINY.fit, learning_rate=5e-2))
 
 
 def test_a_fit_learns_the_world_and_returns_its_best_parameters():
@@ -121,21 +120,40 @@ def test_a_fit_stops_at_its_cap():
     assert int(metrics["model/epochs"][0]) == 7
 
 
-def test_each_seed_stops_when_it_would_alone():
-    num_seeds = 5
+def test_each_seed_fits_as_it_would_alone():
+    replay, world = problem(3)
+    keys = jr.split(jr.key(1), 3)
+    _, together = fit(TINY, effort(100, 3), replay, world, keys)
+    _, alone = fit(TINY, effort(100, 3), *jax.tree.map(lambda x: x[1:2], (replay, world)), keys[1:2])
+    for name, value in alone.items():
+        np.testing.assert_allclose(value[0], together[name][1], rtol=1e-4, atol=1e-5)
+    assert len(set(np.asarray(together["model/validation_score"]).tolist())) == 3
+
+
+@pytest.mark.parametrize("limits", [[3, 9, 1, 7, 5], [4, 4, 4, 4], [1], [2, 8]])
+def test_seeds_stop_one_by_one_and_keep_their_places(monkeypatch, limits):
+    # in place of an epoch: count, and stop at the seed's own limit, which is hidden in its data
+    def epoch(config, effort, data, state):
+        del config, effort
+        new = eqx.tree_at(
+            lambda s: (s.epoch, s.best_error), state, (state.epoch + 1, state.best_error + data.replay.position)
+        )
+        new = eqx.tree_at(lambda s: s.active, new, new.epoch < data.replay.position)
+        return fits._where(state.active, new, state)
+
+    num_seeds = len(limits)
     replay, world = problem(num_seeds)
-    keys = jr.split(jr.key(1), num_seeds)
-    _, together = fit(NOISY, effort(3, 400), replay, world, keys)
-    epochs = np.asarray(together["model/epochs"])
-    assert len(set(epochs.tolist())) > 1, "the seeds of this test should stop at different epochs"
-    for k in range(num_seeds):
-        part = jax.tree.map(lambda x, k=k: x[k : k + 1], (replay, world))
-        _, alone = fit(NOISY, effort(3, 400), *part, keys[k : k + 1])
-        assert abs(int(alone["model/epochs"][0]) - int(epochs[k])) <= 1  # a z-test may flip by rounding
-        if int(alone["model/epochs"][0]) == int(epochs[k]):
-            np.testing.assert_allclose(
-                alone["model/validation_score"][0], together["model/validation_score"][k], rtol=1e-3, atol=1e-3
-            )
+    replay = eqx.tree_at(lambda r: r.position, replay, jnp.asarray(limits, jnp.int32))
+    some = effort(1, 1)
+    data = jax.vmap(lambda r, w: fits._prepare(TINY, some, r, w, jr.key(0)))(replay, world)
+    state = jax.vmap(lambda d, w: fits._begin(TINY, some, d, w.members, jr.key(0)))(data, world)
+    state = eqx.tree_at(lambda s: s.best_error, state, jnp.zeros(num_seeds))
+    monkeypatch.setattr(fits, "_epoch", epoch)
+    done = fits._run(TINY, some, data, state)
+    assert done.epoch.tolist() == limits and not done.active.any()
+    np.testing.assert_allclose(done.best_error, np.square(limits))
+    for kept, given in zip(jax.tree.leaves(done.members), jax.tree.leaves(world.members), strict=True):
+        np.testing.assert_array_equal(kept, given)
 
 
 def test_weights_decide_how_much_a_row_counts():
