@@ -155,7 +155,7 @@ class Config:
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     loop: LoopConfig = field(default_factory=LoopConfig)
     precision: Literal["tensorfloat32", "float32"] = "tensorfloat32"
-    """How a GPU multiplies matrices. tensorfloat32 rounds the factors to 10 bits and is several times faster."""
+    """How a GPU multiplies matrices. tensorfloat32 rounds the factors to 10 bits and is faster."""
 
     def __post_init__(self) -> None:
         for name, value, least in (

@@ -57,8 +57,8 @@ def _mlp_layers(sizes: tuple[int, ...], key: PRNGKeyArray) -> tuple[Linear, ...]
 
 
 def dropout_seeds(num_rows: int, key: PRNGKeyArray) -> UInt32[Array, " rows"]:
-    """A seed per row, from which `kernels.activate` hashes its dropout masks: cheaper than `jax.random`, and cheap
-    enough to be computed again in the backward pass."""
+    """A seed per row, from which `kernels.activate` hashes its dropout masks: a hash can be computed
+    inside a kernel, and again in the backward pass, so that no mask is stored."""
     return jr.bits(key, ()) + jnp.arange(num_rows, dtype=jnp.uint32) * jnp.uint32(0x85EBCA6B)
 
 

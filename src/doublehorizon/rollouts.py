@@ -44,8 +44,7 @@ def distribution_rollout(
 
     def step(obs, inputs):
         restart, act_noise, step_noise = inputs
-        normalized = world.obs_normalizer.normalize(obs)
-        act, _ = jax.vmap(sample_action, in_axes=(None, 0, 0))(actor, normalized, act_noise)
+        act, _ = _choose(world, actor, obs, act_noise)
         next_obs, _ = imagine_step(world, obs, act, step_noise)
         lives = survives(task.terminates, next_obs)
         next_obs = jnp.where(lives[:, None] > 0, next_obs, restart)
@@ -62,24 +61,28 @@ def training_rollout(
     carried on with `alive` 0."""
     horizon = noise.step.state.shape[0]
 
-    def choose(obs, noise):
-        normalized = world.obs_normalizer.normalize(obs)
-        return jax.vmap(sample_action, in_axes=(None, 0, 0))(actor, normalized, noise)
-
     obs, alive = [start], [jnp.ones(start.shape[0])]
     act, log_prob, reward = [], [], []
-    for t in range(horizon):  # unrolled: a loop of five small steps costs more to run than to compile
-        chosen = choose(obs[t], noise.act[t])
+    for t in range(horizon):  # unrolled: five small steps, without the bookkeeping of a loop around each
+        chosen = _choose(world, actor, obs[t], noise.act[t])
         next_obs, gained = imagine_step(world, obs[t], chosen[0], jax.tree.map(lambda x, t=t: x[t], noise.step))
         act.append(chosen[0])
         log_prob.append(chosen[1])
         reward.append(gained)
         obs.append(next_obs)
         alive.append(alive[t] * survives(task.terminates, next_obs))
-    last = choose(obs[-1], noise.act[-1])
+    last = _choose(world, actor, obs[-1], noise.act[-1])
     act.append(last[0])
     log_prob.append(last[1])
     return Rollout(*(jnp.stack(x) for x in (obs, act, log_prob, reward, alive)))
+
+
+def _choose(
+    world: World, actor: Actor, obs: Float[Array, "batch obs"], noise: Float[Array, "batch act"]
+) -> tuple[Float[Array, "batch act"], Float[Array, " batch"]]:
+    """The policy's actions in these states, and their log-probabilities."""
+    normalized = world.obs_normalizer.normalize(obs)
+    return jax.vmap(sample_action, in_axes=(None, 0, 0))(actor, normalized, noise)
 
 
 class StateRing(eqx.Module):

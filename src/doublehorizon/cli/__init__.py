@@ -58,7 +58,7 @@ def _usage() -> str:
             "",
             *lines,
             "",
-            "`doublehorizon COMMAND --help` tells more. A first try, about two minutes on a laptop:",
+            "`doublehorizon COMMAND --help` tells more. A first try, about two minutes on two CPU cores:",
             "",
             "  doublehorizon train Pendulum-v1 --preset quick --steps 2000",
         ]

@@ -34,7 +34,7 @@ class Train:
     steps: int = 100_000
     """Environment steps per seed, the first random ones included."""
     seeds: int = 1
-    """How many seeds to train side by side; eight cost little more than one on a GPU."""
+    """How many seeds to train side by side, in one process on one device."""
     seed: int = 0
     """The first seed."""
     preset: Literal["dhmbpo", "quick"] = "dhmbpo"
