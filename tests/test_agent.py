@@ -7,13 +7,21 @@ import numpy as np
 import pytest
 
 from doublehorizon import agent
-from doublehorizon.config import Config, Horizons
+from doublehorizon.config import PAPER, Config, Horizons
 from doublehorizon.envs.make import describe, factory, make
 from doublehorizon.errors import RunError
 from doublehorizon.logs import View
+from doublehorizon.rollouts import no_nudges, training_rollout
 from doublehorizon.train import Progress, begin, train
 from doublehorizon.types import Effort, Task
-from doublehorizon.updates import Setting, draw_chance, fresh_moments, joint_update
+from doublehorizon.updates import (
+    Setting,
+    actor_gradient,
+    actor_objective,
+    draw_chance,
+    fresh_moments,
+    joint_update,
+)
 from doublehorizon.workers import Crew
 from worlds import TINY
 
@@ -125,6 +133,30 @@ def test_the_actor_learns_from_critics_that_are_already_updated_and_targets_foll
     assert set(metrics) >= {"train/critic_loss", "train/actor_loss", "train/ent_coef"}
 
 
+def test_the_actors_gradient_is_that_through_the_whole_rollout():
+    progress = collected([0])
+    state, replay = jax.tree.map(lambda x: x[0], (progress.state, progress.replay))
+    ring = eqx.tree_at(lambda r: (r.obs, r.size), state.ring, (replay.rows.obs[jnp.arange(120) % 20], jnp.array(120)))
+    setting = Setting(TINY, progress.task, state.world)
+    chance = draw_chance(setting, ring, state.key)
+    critics = jax.tree.map(lambda x: x + 0.1, state.policy.critics)  # untrained, they have no slope
+    policy = eqx.tree_at(lambda p: (p.critics, p.bounds.high), state.policy, (critics, jnp.ones(())))
+    nudges = no_nudges(progress.task, chance.noise)
+
+    def roll(actor, nudges):
+        return training_rollout(progress.task, state.world, actor, chance.start, chance.noise, nudges)
+
+    def objective(rollout):
+        return actor_objective(setting, policy, rollout, jnp.asarray(0.1))
+
+    rollout, pull_back = jax.vjp(lambda nudges: roll(policy.actor, nudges), nudges)
+    ours = actor_gradient(setting, policy.actor, rollout, *pull_back(jax.grad(objective)(rollout)))
+    directly = jax.grad(lambda actor: objective(roll(actor, nudges)))(policy.actor)
+    for a, b in zip(leaves(ours), leaves(directly), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-6)
+        assert np.abs(b).max() > 1e-5
+
+
 def test_critic_only_updates_leave_the_actor_and_the_temperature_alone():
     progress = collected([0])
     effort = Effort(*(jnp.asarray(n, jnp.int32) for n in (20, 1, 3, 3, 0)))
@@ -137,23 +169,20 @@ def test_critic_only_updates_leave_the_actor_and_the_temperature_alone():
     assert int(state.ring.size[0]) == 8 * 5  # one distribution rollout
 
 
-def test_effort_follows_the_paper():
-    config = Config()
-    halfcheetah = Task(17, 6, None)
-    first = agent.plan_effort(config, halfcheetah, 5000, 1000, first=True)
-    assert [int(first.fit_batches), int(first.patience), int(first.max_epochs), int(first.num_rounds)] == [
-        1,
-        722,
-        3612,
-        250,
-    ]
-    later = agent.plan_effort(config, halfcheetah, 50_000, 1000, first=False)
-    assert [int(later.fit_batches), int(later.patience), int(later.max_epochs), int(later.num_rounds)] == [
-        6,
-        144,
-        722,
-        50,
-    ]
+def planned(config: Config, num_rows: int, first: bool) -> list[int]:
+    effort = agent.plan_effort(config, Task(17, 6, None), num_rows, 1000, first)
+    return [int(x) for x in (effort.fit_batches, effort.patience, effort.max_epochs, effort.num_rounds)]
+
+
+def test_the_papers_effort_counts_epochs():
+    assert planned(PAPER, 5000, first=True) == [1, 722, 3612, 250]
+    assert planned(PAPER, 50_000, first=False) == [6, 144, 722, 50]
+
+
+def test_the_default_effort_is_the_papers_while_epochs_are_short():
+    assert planned(Config(), 5000, first=True) == [1, 722, 3612, 250]
+    assert planned(Config(), 7000, first=False) == [2, 144, 722, 50]
+    assert planned(Config(), 50_000, first=False) == [6, 144, 241, 50]  # 722 * 2 / 6
 
 
 def test_a_short_distribution_rollout_has_more_rows():

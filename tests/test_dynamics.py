@@ -4,7 +4,7 @@ import jax.random as jr
 import numpy as np
 import pytest
 
-from doublehorizon.dynamics import StepNoise, World, imagine_step, normalized_target, survives
+from doublehorizon.dynamics import StepNoise, World, imagine_step, normalized_target, permuted, survives
 from doublehorizon.normalizer import Normalizer, fit_normalizer, identity
 from doublehorizon.rollouts import draw_noise
 from doublehorizon.types import Task
@@ -35,7 +35,9 @@ def test_mean_and_noise_of_a_row_come_from_the_same_member():
     members = LineMember(jnp.log(jnp.array([[1e-30, 1e-30], [1e-30, 5.0]])), jnp.array([0.0, 100.0]))
     world = World(members, identity(1), identity(2))
     order = jr.permutation(jr.key(2), 64)
-    next_obs, _ = imagine_step(world, jnp.zeros((64, 1)), jnp.zeros((64, 1)), StepNoise(jnp.ones((64, 1)), order))
+    next_obs, _ = imagine_step(
+        world, jnp.zeros((64, 1)), jnp.zeros((64, 1)), StepNoise(jnp.ones((64, 1)), order, jnp.argsort(order))
+    )
     assert sorted(set(np.asarray(next_obs[:, 0]).round(3).tolist())) == [0.0, 105.0]
 
 
@@ -43,7 +45,7 @@ def test_rows_keep_their_places_under_the_shuffle():
     world = line_world(2)
     obs, act = jnp.arange(8.0)[:, None], 0.1 * jnp.arange(8.0)[:, None]
     order = jr.permutation(jr.key(3), 8)
-    next_obs, reward = imagine_step(world, obs, act, StepNoise(jnp.zeros((8, 1)), order))
+    next_obs, reward = imagine_step(world, obs, act, StepNoise(jnp.zeros((8, 1)), order, jnp.argsort(order)))
     np.testing.assert_allclose(next_obs, obs + act, rtol=1e-6)
     np.testing.assert_allclose(reward, (obs + act)[:, 0], rtol=1e-6)
 
@@ -55,7 +57,7 @@ def test_a_step_denormalises_what_a_member_predicts():
         Normalizer(jnp.array([2.0]), jnp.array([4.0])),
         Normalizer(jnp.array([10.0, 0.5]), jnp.array([3.0, 2.0])),
     )
-    noise = StepNoise(jnp.zeros((1, 1)), jnp.zeros(1, jnp.int32))
+    noise = StepNoise(jnp.zeros((1, 1)), jnp.zeros(1, jnp.int32), jnp.zeros(1, jnp.int32))
     next_obs, reward = imagine_step(world, jnp.array([[6.0]]), jnp.array([[0.5]]), noise)
     assert float(next_obs[0, 0]) == pytest.approx(6.0 + 0.5 * 2.0 + 0.5)
     assert float(reward[0]) == pytest.approx(1.5 * 3.0 + 10.0)
@@ -87,9 +89,18 @@ def test_the_ensemble_step_equals_members_called_by_hand():
     world = random_world(3, 2, TINY.model.members)
     obs, act = jr.normal(jr.key(0), (4, 3)), jr.normal(jr.key(1), (4, 2))
     order = jnp.array([2, 0, 3, 1])  # rows 2 and 0 go to member 0, rows 3 and 1 to member 1
-    next_obs, reward = imagine_step(world, obs, act, StepNoise(jnp.zeros((4, 3)), order))
+    next_obs, reward = imagine_step(world, obs, act, StepNoise(jnp.zeros((4, 3)), order, jnp.argsort(order)))
     for row, member in ((2, 0), (0, 0), (3, 1), (1, 1)):
         one = jax.tree.map(lambda x, m=member: x[m], world.members)
-        out = one(obs[row], act[row])
+        out = one(jnp.concatenate([obs[row], act[row]])[None])[0]
         np.testing.assert_allclose(reward[row], out[0], rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(next_obs[row], obs[row] + out[1:], rtol=1e-4, atol=1e-5)
+
+
+def test_the_slope_of_a_permutation_is_the_true_one():
+    x, slope = jr.normal(jr.key(0), (2, 6, 3))
+    order = jr.permutation(jr.key(1), 6)
+    out, ours = jax.vjp(lambda x: permuted(x, order, jnp.argsort(order)), x)
+    np.testing.assert_array_equal(out, x[order])
+    _, derived = jax.vjp(lambda x: x[order], x)
+    np.testing.assert_allclose(ours(slope)[0], derived(slope)[0])

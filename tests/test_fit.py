@@ -130,22 +130,23 @@ def test_each_seed_fits_as_it_would_alone():
     assert len(set(np.asarray(together["model/validation_score"]).tolist())) == 3
 
 
-@pytest.mark.parametrize("limits", [[3, 9, 1, 7, 5], [4, 4, 4, 4], [1], [2, 8]])
-def test_seeds_stop_one_by_one_and_keep_their_places(monkeypatch, limits):
+@pytest.mark.parametrize("side_by_side", [True, False])
+@pytest.mark.parametrize("limits", [[3, 9, 1, 7, 5, 2], [4, 4, 4, 4], [1], [2, 8]])
+def test_seeds_stop_one_by_one_and_keep_their_places(monkeypatch, limits, side_by_side):
+    monkeypatch.setattr(fits, "on_gpu", lambda: side_by_side)
+
     # in place of an epoch: count, and stop at the seed's own limit, which is hidden in its data
     def epoch(config, effort, data, state):
         del config, effort
-        new = eqx.tree_at(
-            lambda s: (s.epoch, s.best_error), state, (state.epoch + 1, state.best_error + data.replay.position)
-        )
-        new = eqx.tree_at(lambda s: s.active, new, new.epoch < data.replay.position)
-        return fits._where(state.active, new, state)
+        error = state.best_error + data.reward_noise
+        new = eqx.tree_at(lambda s: (s.epoch, s.best_error), state, (state.epoch + 1, error))
+        return eqx.tree_at(lambda s: s.active, new, state.active & (new.epoch < data.reward_noise))
 
     num_seeds = len(limits)
     replay, world = problem(num_seeds)
-    replay = eqx.tree_at(lambda r: r.position, replay, jnp.asarray(limits, jnp.int32))
     some = effort(1, 1)
     data = jax.vmap(lambda r, w: fits._prepare(TINY, some, r, w, jr.key(0)))(replay, world)
+    data = eqx.tree_at(lambda d: d.reward_noise, data, jnp.asarray(limits, jnp.float32))
     state = jax.vmap(lambda d, w: fits._begin(TINY, some, d, w.members, jr.key(0)))(data, world)
     state = eqx.tree_at(lambda s: s.best_error, state, jnp.zeros(num_seeds))
     monkeypatch.setattr(fits, "_epoch", epoch)
@@ -163,13 +164,11 @@ def test_weights_decide_how_much_a_row_counts():
     members = one_world.members
     optimizer = start(fits._optimizer(TINY), members)
 
-    def change(replay):
-        new = eqx.tree_at(lambda d: d.replay, data, replay)
-        stepped, _ = fits._gradient_step(TINY, effort(1, 1), new, members, optimizer, jr.key(5))
-        return jax.tree.map(lambda a, b: a - b, stepped, members)
-
-    silent = eqx.tree_at(lambda r: r.weight, one_replay, one_replay.weight.at[:, 0].set(0.0))
-    first, second = (jax.tree.map(lambda x, m=m: x[m], change(silent)) for m in (0, 1))
+    silent = eqx.tree_at(lambda d: d.weight, data, data.weight.at[:, 0].set(0.0))
+    batch = jax.tree.map(lambda x: x[0], fits._draw(TINY, effort(1, 1), silent, jr.key(5)))
+    stepped, _ = fits._gradient_step(TINY, members, optimizer, batch)
+    change = jax.tree.map(lambda a, b: a - b, stepped, members)
+    first, second = (jax.tree.map(lambda x, m=m: x[m], change) for m in (0, 1))
     # member 0 has no weight on any row: only its weight decay moves it
     decay = -TINY.fit.learning_rate * TINY.model.weight_decay[0] * members.mlp.layers[0].weight[0]
     np.testing.assert_allclose(first.mlp.layers[0].weight, decay, atol=2e-7)  # a float32 ulp of the weights

@@ -4,7 +4,7 @@ import jax.random as jr
 import numpy as np
 import pytest
 
-from doublehorizon.rollouts import distribution_rollout, draw, emptied, empty_ring, push, training_rollout
+from doublehorizon.rollouts import distribution_rollout, draw, emptied, empty_ring, no_nudges, push, training_rollout
 from doublehorizon.types import Task
 from worlds import ConstantActor, line_world, no_noise
 
@@ -12,11 +12,14 @@ ENDLESS = Task(1, 1, None)
 ENDS_PAST_TWO = Task(1, 1, lambda obs: obs[..., 0] > 2.0)
 
 
+def roll(task, speed, start, noise):
+    return training_rollout(task, line_world(), ConstantActor(speed), start, noise, no_nudges(task, noise))
+
+
 def test_the_gradient_runs_through_every_step_of_the_training_rollout():
     # obs moves by the speed each step and the reward is the new position: 1 v, 2 v, 3 v
     def total(speed):
-        rollout = training_rollout(ENDLESS, line_world(), ConstantActor(speed), jnp.zeros((2, 1)), no_noise(3, 2))
-        return jnp.sum(rollout.reward[:, 0])
+        return jnp.sum(roll(ENDLESS, speed, jnp.zeros((2, 1)), no_noise(3, 2)).reward[:, 0])
 
     value, slope = jax.value_and_grad(total)(jnp.array(0.25))
     assert float(value) == pytest.approx(6 * 0.25, rel=1e-4)
@@ -49,9 +52,7 @@ def test_a_row_that_ends_begins_anew_and_its_last_state_is_not_kept():
 
 def test_alive_falls_to_zero_where_the_episode_ends_and_stays_there():
     back = Task(1, 1, lambda obs: (obs[..., 0] > 1.1) & (obs[..., 0] < 1.4))  # ended in one state only
-    rollout = training_rollout(
-        back, line_world(), ConstantActor(jnp.array(0.25)), jnp.full((2, 1), 0.5), no_noise(4, 2)
-    )
+    rollout = roll(back, jnp.array(0.25), jnp.full((2, 1), 0.5), no_noise(4, 2))
     np.testing.assert_allclose(rollout.obs[:, 0, 0], [0.5, 0.75, 1.0, 1.25, 1.5], rtol=1e-4)
     np.testing.assert_array_equal(rollout.alive[:, 0], [1, 1, 1, 0, 0])
 

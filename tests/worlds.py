@@ -14,6 +14,7 @@ from doublehorizon.config import (
     PolicyConfig,
 )
 from doublehorizon.dynamics import StepNoise, World
+from doublehorizon.kernels import Plan
 from doublehorizon.networks import Actor, Dynamics, Mlp, ensemble
 from doublehorizon.normalizer import identity
 from doublehorizon.rollouts import RolloutNoise
@@ -34,11 +35,11 @@ class LineMlp(Mlp):
     drift: jax.Array
 
     def __init__(self, drift):
-        self.layers, self.norm_eps, self.dropout, self.drift = (), (), (), drift
+        self.layers, self.plan, self.drift = (), Plan((), "float32"), drift
 
-    def __call__(self, x, seed=None):
-        position, act = x[0], x[1]
-        return jnp.stack([position + act + self.drift, act + self.drift])
+    def __call__(self, x, seeds=None):
+        position, act = x[:, 0], x[:, 1]
+        return jnp.stack([position + act + self.drift, act + self.drift], axis=-1)
 
 
 class LineMember(Dynamics):
@@ -64,14 +65,16 @@ class ConstantActor(Actor):
         self.mlp, self.speed = LineMlp(speed), speed
 
     def __call__(self, obs):
-        return jnp.arctanh(self.speed)[None] + 0.0 * obs[:1], jnp.full((1,), 1e-5)
+        return jnp.concatenate(
+            [jnp.arctanh(self.speed) + 0.0 * obs[:, :1], jnp.full((obs.shape[0], 1), -20.0)], axis=-1
+        )
 
 
 def no_noise(horizon: int, batch_size: int, obs_size: int = 1, act_size: int = 1) -> RolloutNoise:
     order = jnp.tile(jnp.arange(batch_size)[None], (horizon, 1))
     return RolloutNoise(
         act=jnp.zeros((horizon + 1, batch_size, act_size)),
-        step=StepNoise(jnp.zeros((horizon, batch_size, obs_size)), order),
+        step=StepNoise(jnp.zeros((horizon, batch_size, obs_size)), order, order),
     )
 
 

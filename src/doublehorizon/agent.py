@@ -36,6 +36,7 @@ from doublehorizon.updates import (
     critic_only_update,
     draw_chance,
     fresh_moments,
+    gradient_norm,
     joint_update,
 )
 from doublehorizon.values import unknown_bounds
@@ -79,8 +80,11 @@ def plan_effort(config: Config, task: Task, num_rows: int, steps: int, first: bo
     num_training = replays.num_training(num_rows, config.fit.held_out_every)
     batches = min(config.fit.batches_per_epoch, max(1, num_training // config.fit.batch_size))
     rounds = round(factor * steps * config.policy.updates_per_step / config.policy.refresh_every)
-    epochs = (rule(config, task.obs_size, factor) for rule in (patience, max_epochs))
-    return Effort(*(jnp.asarray(n, jnp.int32) for n in (num_rows, batches, *epochs, max(1, rounds))))
+    epochs = max_epochs(config, task.obs_size, factor)
+    if config.fit.batches_factor is not None:
+        epochs = min(epochs, round(config.fit.batches_factor * epochs / batches))
+    numbers = (num_rows, batches, patience(config, task.obs_size, factor), epochs, max(1, rounds))
+    return Effort(*(jnp.asarray(n, jnp.int32) for n in numbers))
 
 
 # -- the three programs: arrays have a leading seed axis ---------------------------------------------------
@@ -121,7 +125,7 @@ def _improve_policy(
     """Critics alone at first, as the model under them has just changed; then rounds of DR and joint updates. The
     metrics are means over the last round."""
     key, key_first, key_critics, key_rounds = jr.split(state.key, 4)
-    setting = Setting(config, task, state.world)
+    setting = Setting(config, task, state.world.as_multiplied())
     ring = emptied(state.ring) if config.policy.clear_each_iteration else state.ring
 
     ring = _refresh(setting, effort, replay, state.policy, ring, key_first)
@@ -135,7 +139,8 @@ def _improve_policy(
         ring = _refresh(setting, effort, replay, policy, ring, key_refresh)
         num_updates = config.policy.refresh_every
         learner, metrics = _repeat(joint_update, num_updates, setting, ring, (policy, moments), key_updates)
-        return learner, ring, {name: jnp.mean(value) for name, value in metrics.items()}
+        metrics = {name: jnp.mean(value) for name, value in metrics.items()}
+        return learner, ring, metrics | {"train/actor_gradient_norm": gradient_norm(learner[1])}
 
     shapes = jax.eval_shape(lambda: one_round(0, (learner, ring, None))[-1])
     no_metrics = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)

@@ -41,6 +41,9 @@ class ModelConfig:
     """AdamW decay of the log noise scales, towards a scale of one."""
     min_noise: float = 1e-3
     """Below this (normalised) noise scale the likelihood no longer rewards a smaller one."""
+    storage: Literal["float16", "float32"] = "float16"
+    """How a GPU keeps the model's hidden layers between two products. float16 has TensorFloat-32's 10-bit mantissa at
+    half the memory traffic, which is what a fit is bound by. A CPU keeps float32."""
     reward_noise: float = 1e-3
     """Noise on the training target of the reward, in its own units: keeps constant rewards learnable."""
 
@@ -59,6 +62,9 @@ class FitConfig:
     """Patience is this times ln(observation size + 1) epochs without improvement."""
     max_epochs_factor: float = 5.0
     """A fit ends after this many times its patience, improving or not."""
+    batches_factor: float | None = 2.0
+    """A fit also ends after this many times its most epochs, counted in minibatches. Early fits, with one or two
+    minibatches per epoch, may use all their epochs, later ones, with six, a third. None: no such end, as the paper."""
     first_effort: float = 5.0
     """The first fit and the first policy optimisation are this many times longer."""
     accept_p: float = 0.1
@@ -234,7 +240,10 @@ QUICK = Config(
 )
 """Small networks, short fits and short iterations, for a CPU and a small task."""
 
-PRESETS: dict[str, Config] = {"dhmbpo": Config(), "quick": QUICK}
+PAPER = Config(model=ModelConfig(storage="float32"), fit=FitConfig(batches_factor=None), precision="float32")
+"""The published algorithm's fit schedule and its float32 arithmetic."""
+
+PRESETS: dict[str, Config] = {"dhmbpo": Config(), "paper": PAPER, "quick": QUICK}
 
 
 def preset(name: str) -> Config:
@@ -308,6 +317,9 @@ def _value(hint: Any, value: Any, path: str) -> Any:
     elif hint is float:
         fits, needed = _is_number(value), "a number"
         value = float(value) if fits else value
+    elif float in options:
+        fits, needed = value is None or _is_number(value), "a number or null"
+        value = float(value) if fits and value is not None else value
     else:
         kinds = options or (hint,)  # int, bool, or int | None; a bool is no int here
         fits = any(type(value) is kind for kind in kinds)

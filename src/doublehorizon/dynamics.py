@@ -19,12 +19,18 @@ class World(eqx.Module):
     obs_normalizer: Normalizer
     target_normalizer: Normalizer
 
+    def as_multiplied(self) -> "World":
+        """The same, its weights in the type in which they are multiplied: cast once instead of at every use."""
+        return World(self.members.as_multiplied(), self.obs_normalizer, self.target_normalizer)
+
 
 class StepNoise(eqx.Module):
     """What chance decides in one imagined step: the state noise, and which member predicts which row."""
 
     state: Float[Array, "*lead batch obs"]
     order: Int[Array, "*lead batch"]
+    places: Int[Array, "*lead batch"]
+    """The inverse of `order`."""
 
 
 def imagine_step(
@@ -37,22 +43,33 @@ def imagine_step(
     inputs = jnp.concatenate([normalized, act], axis=-1)
 
     def predict_share(member, share, noise):
-        mean = jax.vmap(member.mlp)(share)
+        mean = member(share)
         return mean.at[:, 1:].add(jnp.exp(member.log_noise[1:])[None] * noise)
 
     def shares(x: Float[Array, "batch n"]) -> Float[Array, "member share n"]:
         return x.reshape(num_members, -1, x.shape[-1])
 
     # the noise is as random in any order, so only the inputs are shuffled
-    inputs = inputs.at[noise.order].get(unique_indices=True)
+    inputs = permuted(inputs, noise.order, noise.places)
     sampled = eqx.filter_vmap(predict_share)(world.members, shares(inputs), shares(noise.state))
-    target = world.target_normalizer.denormalize(_undo(noise.order, sampled.reshape(obs.shape[0], -1)))
+    target = world.target_normalizer.denormalize(permuted(sampled.reshape(obs.shape[0], -1), noise.places, noise.order))
     return obs + target[:, 1:], target[:, 0]
 
 
-def _undo(order: Int[Array, " batch"], x: Float[Array, "batch n"]) -> Float[Array, "batch n"]:
-    """Puts rows that were taken in `order` back into their places."""
-    return jnp.zeros_like(x).at[order].set(x, unique_indices=True)
+@jax.custom_vjp
+def permuted(
+    x: Float[Array, "batch n"], order: Int[Array, " batch"], inverse: Int[Array, " batch"]
+) -> Float[Array, "batch n"]:
+    """Rows in another order. Its slope is taken in the inverse order: left to itself JAX would scatter, which XLA
+    cannot fuse with what comes before and after."""
+    del inverse
+    return x[order]
+
+
+permuted.defvjp(
+    lambda x, order, inverse: (x[order], (order, inverse)),
+    lambda orders, slope: (permuted(slope, orders[1], orders[0]), None, None),
+)
 
 
 def survives(terminates: Callable[[Any], Any] | None, next_obs: Float[Array, "batch obs"]) -> Float[Array, " batch"]:

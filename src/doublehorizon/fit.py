@@ -1,7 +1,7 @@
 """Fits the ensemble to the replay, with early stopping inside the compiled program.
 
 `fit` works on all seeds at once, the one place with an explicit seed axis: a vmapped `while_loop` would run every
-seed until the last one stops. Everything below `_run` is written for one seed.
+seed until the last one stops. Everything below `_advance` is written for one seed.
 """
 
 from typing import Any
@@ -12,27 +12,32 @@ import jax.numpy as jnp
 import jax.random as jr
 import optax
 from jax.scipy.stats import norm
-from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray, UInt32
 
 from doublehorizon import replay as replays
 from doublehorizon.config import Config
 from doublehorizon.dynamics import World, normalized_target
+from doublehorizon.kernels import on_gpu
 from doublehorizon.networks import Dynamics, dropout_seeds
-from doublehorizon.normalizer import Normalizer
 from doublehorizon.optimizers import start, step
 from doublehorizon.replay import Replay
-from doublehorizon.types import Effort
+from doublehorizon.types import Effort, Transition
+
+
+class Examples(eqx.Module):
+    """What the model learns from: normalised inputs (observation, action) and targets (reward, displacement)."""
+
+    inputs: Float[Array, "*lead in"]
+    target: Float[Array, "*lead target"]
 
 
 class FitData(eqx.Module):
     """Real experience as the fit sees it; the validation rows are the same in every epoch (a paired test)."""
 
-    replay: Replay
-    obs_normalizer: Normalizer
-    target_normalizer: Normalizer
-    validation_obs: Float[Array, "rows obs"]
-    validation_act: Float[Array, "rows act"]
-    validation_target: Float[Array, "rows target"]
+    training: Examples
+    weight: Float[Array, "rows member"]
+    validation: Examples
+    reward_noise: Float[Array, ""]
 
 
 class FitState(eqx.Module):
@@ -64,38 +69,55 @@ def fit(
         "model/validation_score": jnp.mean(state.best_score, axis=-1, where=valid),
         "model/validation_rmse": jnp.sqrt(state.best_error),
     }
-    return eqx.tree_at(lambda w: w.members, world, state.best_members), metrics
+    return World(state.best_members, world.obs_normalizer, world.target_normalizer), metrics
 
 
 def _run(config: Config, effort: Effort, data: FitData, state: FitState) -> FitState:
-    """Epochs until every seed has stopped. As soon as half of them have, the others go on by themselves, so that a
-    seed which has stopped is not paid for."""
-    width = state.epoch.shape[0]
-    state = jax.lax.while_loop(
-        lambda s: jnp.sum(s.active) > width // 2,
-        lambda s: jax.vmap(lambda d, one: _epoch(config, effort, d, one))(data, s),
-        state,
+    """Epochs until every seed has stopped. A GPU works on some seeds side by side while there are enough, so that
+    seeds which have stopped are not paid for; the program is compiled once for each width."""
+    num_seeds = state.epoch.shape[0]
+    for width, least in ((4, 3), (1, 1)) if on_gpu() else ((1, 1),):
+        if num_seeds >= least:
+            state = jax.lax.while_loop(
+                lambda s, least=least: jnp.sum(s.active) >= least,
+                lambda s, width=width: _advance(config, effort, data, s, min(width, num_seeds)),
+                state,
+            )
+    return state
+
+
+def _advance(config: Config, effort: Effort, data: FitData, state: FitState, width: int) -> FitState:
+    """Takes `width` seeds, first those that are still fitting, and works on them until one of these stops."""
+    num_seeds = state.epoch.shape[0]
+    chosen = jnp.argsort(~state.active, stable=True)[:width]
+    group_data, group = jax.tree.map(lambda x: x[chosen], (data, state))
+    fitting = group.active
+    group = jax.lax.while_loop(
+        lambda g: jnp.all(g.active == fitting),
+        lambda g: jax.vmap(lambda d, one: _epoch(config, effort, d, one))(group_data, g),
+        group,
     )
-    if width == 1:
-        return state
-    chosen = jnp.argsort(~state.active, stable=True)[: width // 2]
-    rest = _run(config, effort, *jax.tree.map(lambda x: x[chosen], (data, state)))
-    return jax.tree.map(lambda all_seeds, some: all_seeds.at[chosen].set(some), state, rest)
+    back = jnp.where(fitting, chosen, num_seeds)  # what lies beyond the last seed is dropped
+    return jax.tree.map(lambda all_seeds, some: all_seeds.at[back].set(some, mode="drop"), state, group)
 
 
 def _prepare(config: Config, effort: Effort, replay: Replay, world: World, key: PRNGKeyArray) -> FitData:
-    """Chooses the validation rows: all of them while they fit, later one from each of as many equal stretches."""
+    """Training rows side by side, so that an epoch's minibatches are one look-up. Validation rows: all of them while
+    they fit, later one from each of as many equal stretches."""
+
+    def examples(rows: Transition) -> Examples:
+        return Examples(
+            jnp.concatenate([world.obs_normalizer.normalize(rows.obs), rows.act], axis=-1),
+            normalized_target(world.target_normalizer, rows.obs, rows.reward, rows.next_obs),
+        )
+
+    room = replays.num_training(replay.rows.reward.shape[0], config.fit.held_out_every)
+    rows, weight = replays.take(replay, replays.training_rows(replay, jnp.arange(room)))
     size = config.fit.batches_per_epoch * config.fit.batch_size
     which = spread_out(jr.uniform(key, (size,)), effort.num_rows // config.fit.held_out_every)
-    rows, _ = replays.take(replay, replays.validation_rows(replay, which))
-    return FitData(
-        replay,
-        world.obs_normalizer,
-        world.target_normalizer,
-        world.obs_normalizer.normalize(rows.obs),
-        rows.act,
-        normalized_target(world.target_normalizer, rows.obs, rows.reward, rows.next_obs),
-    )
+    held_out, _ = replays.take(replay, replays.validation_rows(replay, which))
+    noise = config.model.reward_noise / world.target_normalizer.std[0]
+    return FitData(examples(rows), weight, examples(held_out), noise)
 
 
 def spread_out(chance: Float[Array, " size"], available: Int[Array, ""]) -> Int[Array, " size"]:
@@ -120,7 +142,7 @@ def _num_validation(config: Config, effort: Effort) -> Int[Array, ""]:
 
 def _begin(config: Config, effort: Effort, data: FitData, members: Dynamics, key: PRNGKeyArray) -> FitState:
     """The model as it is, scored, is the first one to beat."""
-    score, error = _validate(config, effort, data, members)
+    score, error = _validate(config, effort, data.validation, members)
     zero = jnp.zeros((), jnp.int32)
     return FitState(
         members=members,
@@ -135,20 +157,30 @@ def _begin(config: Config, effort: Effort, data: FitData, members: Dynamics, key
     )
 
 
+class Minibatches(eqx.Module):
+    """An epoch's minibatches: rows shared by all members, each with its own weights, dropout and reward noise."""
+
+    examples: Examples
+    weight: Float[Array, "*lead rows member"]
+    noise: Float[Array, "*lead member rows"]
+    dropout: UInt32[Array, "*lead member rows"]
+
+
 def _epoch(config: Config, effort: Effort, data: FitData, state: FitState) -> FitState:
     """Minibatches, validation, and the rule that stops: a paired z-test against the best model so far."""
     key, key_batches = jr.split(state.key)
+    batches = _draw(config, effort, data, key_batches)
 
     def minibatch(i: Int[Array, ""], carry: tuple) -> tuple:
         members, optimizer = carry
-        return _gradient_step(config, effort, data, members, optimizer, jr.fold_in(key_batches, i))
+        return _gradient_step(config, members, optimizer, jax.tree.map(lambda x: x[i], batches))
 
     members, optimizer = jax.lax.fori_loop(0, effort.fit_batches, minibatch, (state.members, state.optimizer))
-    score, error = _validate(config, effort, data, members)
+    score, error = _validate(config, effort, data.validation, members)
     p = improvement_p(score, state.best_score, _num_validation(config, effort))
     accepted = p < config.fit.accept_p
     stale, epoch = jnp.where(p < config.fit.keep_p, 0, state.stale + 1), state.epoch + 1
-    new = FitState(
+    return FitState(
         members=members,
         optimizer=optimizer,
         best_members=_where(accepted, members, state.best_members),
@@ -156,39 +188,39 @@ def _epoch(config: Config, effort: Effort, data: FitData, state: FitState) -> Fi
         best_error=jnp.where(accepted, error, state.best_error),
         stale=stale,
         epoch=epoch,
-        active=(stale <= effort.patience) & (epoch < effort.max_epochs),
+        active=state.active & (stale <= effort.patience) & (epoch < effort.max_epochs),
         key=key,
     )
-    return _where(state.active, new, state)
+
+
+def _draw(config: Config, effort: Effort, data: FitData, key: PRNGKeyArray) -> Minibatches:
+    """All minibatches of an epoch at once: on a GPU a small draw costs as much as a large one."""
+    key_rows, key_noise, key_dropout = jr.split(key, 3)
+    shape, num_members = (config.fit.batches_per_epoch, config.fit.batch_size), config.model.members
+    num_training = replays.num_training(effort.num_rows, config.fit.held_out_every)
+    which = jr.randint(key_rows, shape, 0, num_training)
+    lead = (shape[0], num_members, shape[1])
+    return Minibatches(
+        jax.tree.map(lambda x: x[which], data.training),
+        data.weight[which],
+        data.reward_noise * jr.normal(key_noise, lead),
+        dropout_seeds(shape[0] * num_members * shape[1], key_dropout).reshape(lead),
+    )
 
 
 def _gradient_step(
-    config: Config,
-    effort: Effort,
-    data: FitData,
-    members: Dynamics,
-    optimizer: optax.OptState,
-    key: PRNGKeyArray,
+    config: Config, members: Dynamics, optimizer: optax.OptState, batch: Minibatches
 ) -> tuple[Dynamics, optax.OptState]:
-    """One minibatch, the same rows for all members, each with its own weights, dropout and reward noise."""
-    size = config.fit.batch_size
-    key_rows, key_noise, key_dropout = jr.split(key, 3)
-    num_training = replays.num_training(effort.num_rows, config.fit.held_out_every)
-    which = jr.randint(key_rows, (size,), 0, num_training)
-    rows, weight = replays.take(data.replay, replays.training_rows(data.replay, which))
-    obs = data.obs_normalizer.normalize(rows.obs)
-    target = normalized_target(data.target_normalizer, rows.obs, rows.reward, rows.next_obs)
-    noise = jr.normal(key_noise, (config.model.members, size))
-    noise = noise * (config.model.reward_noise / data.target_normalizer.std[0])
+    """One minibatch."""
 
     def loss(members: Dynamics) -> Float[Array, ""]:
-        def member_loss(member, weight, noise, key):
-            mean = jax.vmap(member)(obs, rows.act, dropout_seeds(size, key))
-            noisy = target.at[:, 0].add(noise)
+        def member_loss(member, inputs, weight, noise, seeds):
+            mean = member(inputs, seeds)
+            noisy = batch.examples.target.at[:, 0].add(noise)
             return jnp.mean(weight * negative_log_likelihood(mean, member.log_noise, noisy, config.model.min_noise))
 
-        keys = jr.split(key_dropout, config.model.members)
-        return jnp.sum(eqx.filter_vmap(member_loss)(members, weight.T, noise, keys))
+        inputs = _for_each_member(members, batch.examples.inputs)
+        return jnp.sum(eqx.filter_vmap(member_loss)(members, inputs, batch.weight.T, batch.noise, batch.dropout))
 
     gradient = jax.grad(loss)(members)
     return step(_optimizer(config), members, gradient, optimizer)
@@ -207,7 +239,7 @@ def negative_log_likelihood(
 
 
 def _validate(
-    config: Config, effort: Effort, data: FitData, members: Dynamics
+    config: Config, effort: Effort, examples: Examples, members: Dynamics
 ) -> tuple[Float[Array, " rows"], Float[Array, ""]]:
     """Score of each validation row (lower is better; 0 beyond the last row) and the mean squared error."""
     size, num_valid = config.fit.batch_size, _num_validation(config, effort)
@@ -215,17 +247,12 @@ def _validate(
     def chunk(i: Int[Array, ""], carry: tuple) -> tuple:
         score, error = carry
 
-        def part(x: Float[Array, "rows n"]) -> Float[Array, "chunk n"]:
-            return jax.lax.dynamic_slice_in_dim(x, i * size, size)
-
-        def predict(member: Dynamics) -> Float[Array, "chunk target"]:
-            return jax.vmap(member)(part(data.validation_obs), part(data.validation_act))
-
-        target = part(data.validation_target)
-        mean = eqx.filter_vmap(predict)(members)
+        part = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, i * size, size), examples)
+        inputs = _for_each_member(members, part.inputs)
+        mean = eqx.filter_vmap(lambda member, x: member(x))(members, inputs)
         valid = i * size + jnp.arange(size) < num_valid
-        new = jnp.where(valid, ensemble_score(mean, members.log_noise, target), 0.0)
-        squared = jnp.mean(jnp.square(jnp.mean(mean, axis=0) - target), axis=-1)
+        new = jnp.where(valid, ensemble_score(mean, members.log_noise, part.target), 0.0)
+        squared = jnp.mean(jnp.square(jnp.mean(mean, axis=0) - part.target), axis=-1)
         error = error + jnp.sum(jnp.where(valid, squared, 0.0)) / num_valid
         return jax.lax.dynamic_update_slice_in_dim(score, new, i * size, 0), error
 
@@ -256,6 +283,12 @@ def improvement_p(
     squares = jnp.sum(jnp.where(used, jnp.square(difference - mean), 0.0))
     std = jnp.sqrt(squares / jnp.maximum(num_rows - 1, 1))
     return norm.cdf(mean * jnp.sqrt(num_rows) / jnp.maximum(std, 1e-12))
+
+
+def _for_each_member(members: Dynamics, inputs: Float[Array, "rows in"]) -> Float[Array, "member rows in"]:
+    """The same rows once per member. With shared rows XLA puts the member axis second in the product, and turns all
+    of it around afterwards."""
+    return jnp.broadcast_to(inputs[None], (members.log_noise.shape[0], *inputs.shape))
 
 
 def _optimizer(config: Config) -> optax.GradientTransformation:

@@ -1,110 +1,218 @@
-"""Dropout, SiLU and LayerNorm of one hidden layer, forwards and backwards, in one pass over memory each.
+"""A network's layers, forwards and backwards, in few passes over memory.
 
-Left to itself XLA makes several passes of it, which is what most of a fit's time on a GPU goes into. The arithmetic
-is written once, for one row; on a GPU a Pallas kernel runs it, elsewhere it is plain JAX. `vmap` maps either over
-rows, members and seeds.
+A fit is bound by memory, not by arithmetic: left to itself XLA makes several passes for dropout, SiLU and LayerNorm
+between two products. On a GPU they are one kernel here, forwards and backwards, and what lies between two products is
+kept in 16 bits. Elsewhere the same arithmetic of rows is plain JAX. All is written for some rows of one network;
+`vmap` adds members and seeds.
 """
 
 import functools
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jaxtyping import Array, Bool, Float, UInt32
 
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def activate(
-    z: Float[Array, " width"], seed: UInt32[Array, ""], rate: float, norm_eps: float
-) -> Float[Array, " width"]:
-    """LayerNorm(SiLU(dropout(z))). A share `rate` of the units, chosen by a hash of seed and unit, is dropped."""
-    return _on_device(_forward, rate, norm_eps, seed, z)
+Rows = Float[Array, "rows _"]
+Weight = Float[Array, "_ _"]
+Bias = Float[Array, " _"]
+Seeds = UInt32[Array, " rows"]
 
 
-def _save(z, seed, rate, norm_eps):
-    return activate(z, seed, rate, norm_eps), (z, seed)
+class Activation(NamedTuple):
+    """Dropout, SiLU, LayerNorm without affine (None: no LayerNorm). The units that are dropped follow from a hash of
+    the row's seed and the unit, which the backward pass computes again: no mask is stored."""
+
+    dropout: float
+    norm_eps: float | None
+    salt: int
 
 
-def _pull_back(rate, norm_eps, saved, slope):
-    z, seed = saved
-    return _on_device(_backward, rate, norm_eps, seed, z, slope), None
+class Plan(NamedTuple):
+    """The activations between the layers, and in which type a GPU keeps what lies between two products. float16 has
+    TensorFloat-32's mantissa, so next to products in TF32 it loses no precision and halves the traffic."""
+
+    activations: tuple[Activation, ...]
+    storage: str
 
 
-activate.defvjp(_save, _pull_back)
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def mlp(plan: Plan, weights: tuple[Weight, ...], biases: tuple[Bias, ...], x: Rows, seeds: Seeds) -> Rows:
+    """linear, activation, linear, ..., linear."""
+    out, _ = _save(plan, weights, biases, x, seeds)
+    return out
 
 
-def _on_device(function, rate: float, norm_eps: float, seed: UInt32[Array, ""], *rows: Float[Array, " width"]):
-    """Runs a function of rows as one Pallas kernel where the device and the width allow it."""
-    plain = functools.partial(function, rate, norm_eps)
-    width = rows[0].shape[0]
-    if width & (width - 1):  # Triton's blocks are powers of two
-        return plain(seed, *rows)
-    return jax.lax.platform_dependent(seed, *rows, cuda=functools.partial(_kernel, plain), default=plain)
+def _save(plan, weights, biases, x, seeds):
+    factors, inputs, products = _cast(plan, weights), [x.astype(storage(plan))], []
+    for activation, factor, bias in zip(plan.activations, factors, biases, strict=False):
+        out, product = _forward(plan, activation, inputs[-1], factor, bias, seeds)
+        inputs.append(out)
+        products.append(product)
+    return _product(inputs[-1], factors[-1]) + biases[-1][None], (weights, biases, inputs, products, seeds)
 
 
-def _kernel(
-    function, seed: UInt32[Array, ""], *rows: Float[Array, " width"], interpret: bool = False
-) -> Float[Array, " width"]:
-    from jax.experimental.pallas import triton
+def _pull_back(plan, saved, slope):
+    weights, biases, inputs, products, seeds = saved
+    factors, scale = _cast(plan, weights), _scale(plan, slope)
+    slope = slope * scale
+    bias_slopes, slopes = [jnp.sum(slope, axis=0)], [slope.astype(storage(plan))]
+    for i in reversed(range(len(products))):
+        kept = (products[i], biases[i])
+        pulled, total = _backward(plan, plan.activations[i], slopes[0], factors[i + 1], kept, seeds)
+        slopes.insert(0, pulled)
+        bias_slopes.insert(0, total)
+    weight_slopes = [_product(x.T, s) / scale for x, s in zip(inputs, slopes, strict=True)]
+    weight_slopes = tuple(s.astype(weight.dtype) for s, weight in zip(weight_slopes, weights, strict=True))
+    return weight_slopes, tuple(b / scale for b in bias_slopes), _product(slopes[0], factors[0].T) / scale, None
 
-    def body(seed_ref, *refs):
-        *inputs, output = refs
-        output[...] = function(seed_ref[0], *(ref[...] for ref in inputs))
 
-    return pl.pallas_call(
-        body,
-        out_shape=jax.ShapeDtypeStruct(rows[0].shape, rows[0].dtype),
-        compiler_params=triton.CompilerParams(num_warps=1, num_stages=1),
-        interpret=interpret,
-    )(seed[None], *rows)
+mlp.defvjp(_save, _pull_back)
+
+
+def _cast(plan: Plan, weights: tuple[Weight, ...]) -> tuple[Weight, ...]:
+    return tuple(weight.astype(storage(plan)) for weight in weights)
+
+
+def _scale(plan: Plan, slope: Rows) -> Float[Array, ""]:
+    """float16 reaches from 6e-8 to 65504: the largest slope is put where there is room on both sides."""
+    if storage(plan) != jnp.float16:
+        return jnp.ones(())
+    return 16.0 / jnp.maximum(jnp.max(jnp.abs(slope)), 1e-30)
+
+
+def _product(x: Rows, weight: Weight, dtype: jnp.dtype | None = None) -> Rows:
+    """With sums in float32, stored as `dtype` or float32."""
+    return jnp.matmul(x, weight, preferred_element_type=dtype or jnp.float32)
+
+
+# -- one layer -----------------------------------------------------------------------------------------------
 
 
 def _forward(
-    rate: float, norm_eps: float, seed: UInt32[Array, ""], z: Float[Array, " width"]
-) -> Float[Array, " width"]:
-    kept, _ = _dropped(rate, seed, z)
-    normed, _ = _normed(kept * _sigmoid(kept), norm_eps)
-    return normed
+    plan: Plan, activation: Activation, x: Rows, weight: Weight, bias: Bias, seeds: Seeds
+) -> tuple[Rows, Rows]:
+    """The activated rows, and the product that went into them."""
+
+    def finish(product: Rows, bias: Bias, seeds: Seeds) -> tuple[Rows]:
+        return (_activate(activation, product.astype(jnp.float32) + bias[None], seeds),)
+
+    product = _product(x, weight, storage(plan))
+    (out,) = _by_rows(activation, finish, (product,), bias, seeds)
+    return out, product
 
 
 def _backward(
-    rate: float,
-    norm_eps: float,
-    seed: UInt32[Array, ""],
-    z: Float[Array, " width"],
-    slope: Float[Array, " width"],
-) -> Float[Array, " width"]:
+    plan: Plan, activation: Activation, slope: Rows, weight: Weight, saved: tuple[Rows, Bias], seeds: Seeds
+) -> tuple[Rows, Bias]:
+    """The slope of a layer's product, given that behind the next one, and its sum over rows: the slope of the bias."""
+
+    def finish(slope: Rows, product: Rows, bias: Bias, seeds: Seeds) -> tuple[Rows, Bias]:
+        z = product.astype(jnp.float32) + bias[None]
+        pulled = _pull_activation(activation, slope.astype(jnp.float32), z, seeds)
+        return pulled, jnp.sum(pulled, axis=0)
+
+    product, bias = saved
+    slope = _product(slope, weight.T, storage(plan))
+    pulled, totals = _by_rows(activation, finish, (slope, product), bias, seeds)
+    return pulled, totals
+
+
+def _activate(activation: Activation, z: Rows, seeds: Seeds) -> Rows:
+    kept, _ = _dropped(activation, z, seeds)
+    out = kept * _sigmoid(kept)
+    return out if activation.norm_eps is None else _normed(out, activation.norm_eps)[0]
+
+
+def _pull_activation(activation: Activation, slope: Rows, z: Rows, seeds: Seeds) -> Rows:
     """Computes the forward pass again rather than reading it back."""
-    kept, keep = _dropped(rate, seed, z)
+    kept, keep = _dropped(activation, z, seeds)
     gate = _sigmoid(kept)
-    normed, scale = _normed(kept * gate, norm_eps)
-    slope = scale * (slope - normed * _mean(slope * normed))
-    slope = slope - _mean(slope)
+    if activation.norm_eps is not None:
+        normed, scale = _normed(kept * gate, activation.norm_eps)
+        slope = scale * (slope - normed * _mean(slope * normed))
+        slope = slope - _mean(slope)
     slope = slope * gate * (1.0 + kept * (1.0 - gate))
-    return slope if keep is None else jnp.where(keep, slope * (1.0 / (1.0 - rate)), 0.0)
+    return slope if keep is None else jnp.where(keep, slope * (1.0 / (1.0 - activation.dropout)), 0.0)
 
 
-def _dropped(
-    rate: float, seed: UInt32[Array, ""], z: Float[Array, " width"]
-) -> tuple[Float[Array, " width"], Bool[Array, " width"] | None]:
-    if rate == 0.0:
+def _dropped(activation: Activation, z: Rows, seeds: Seeds) -> tuple[Rows, Bool[Array, "rows _"] | None]:
+    if activation.dropout == 0.0:
         return z, None
-    h = jax.lax.broadcasted_iota(jnp.uint32, z.shape, 0) * jnp.uint32(0x9E3779B9) + seed
-    for multiplier in (0x7FEB352D, 0x846CA68B):
-        h = (h ^ (h >> 16)) * jnp.uint32(multiplier)
-    keep = (h ^ (h >> 16)) >= jnp.uint32(round(rate * 2**32))
-    return jnp.where(keep, z * (1.0 / (1.0 - rate)), 0.0), keep
+    unit = jax.lax.broadcasted_iota(jnp.uint32, z.shape, 1)
+    h = unit * jnp.uint32(0x9E3779B9) + (seeds + jnp.uint32(activation.salt))[:, None]
+    h = (h ^ (h >> 15)) * jnp.uint32(0x846CA68B)  # the upper bits, which decide, are well mixed now
+    keep = h >= jnp.uint32(round(activation.dropout * 2**32))
+    return jnp.where(keep, z * (1.0 / (1.0 - activation.dropout)), 0.0), keep
 
 
-def _normed(x: Float[Array, " width"], eps: float) -> tuple[Float[Array, " width"], Float[Array, ""]]:
+def _normed(x: Rows, eps: float) -> tuple[Rows, Float[Array, "rows 1"]]:
     centred = x - _mean(x)
     scale = jax.lax.rsqrt(_mean(centred * centred) + eps)
     return centred * scale, scale
 
 
-def _sigmoid(x: Float[Array, " width"]) -> Float[Array, " width"]:
+def _sigmoid(x: Rows) -> Rows:
     return 1.0 / (1.0 + jnp.exp(-x))
 
 
-def _mean(x: Float[Array, " width"]) -> Float[Array, ""]:
-    return jnp.sum(x) * (1.0 / x.shape[0])
+def _mean(x: Rows) -> Float[Array, "rows 1"]:
+    return (jnp.sum(x, axis=1) * (1.0 / x.shape[1]))[:, None]
+
+
+# -- where a GPU kernel runs the arithmetic of rows -------------------------------------------------------------
+
+interpret = False  # tests set it: kernels then run, slowly, anywhere
+_TILE, _WARPS = 8, 4  # rows of a program and its warps: the fastest of those tried on an H200
+
+
+def on_gpu() -> bool:
+    """Whether what is traced now will run on a GPU."""
+    device = jax.config.jax_default_device  # type: ignore[attr-defined]
+    platform = jax.default_backend() if device is None else getattr(device, "platform", device)
+    return interpret or platform in ("gpu", "cuda")
+
+
+def storage(plan: Plan) -> jnp.dtype:
+    """The type in which hidden layers are kept: elsewhere than on a GPU float32, whatever the plan."""
+    return jnp.dtype(plan.storage if on_gpu() else "float32")
+
+
+def _by_rows(activation: Activation, finish: Callable, rows: tuple[Rows, ...], bias: Bias, seeds: Seeds):
+    """`finish(*rows, bias, seeds)`: new rows, stored as the given ones, and perhaps totals over them. XLA fuses well
+    what is element-wise alone; with LayerNorm's means in it or totals over many rows, a kernel saves passes."""
+    num_rows, width = rows[0].shape
+    pays = activation.norm_eps is not None or num_rows >= 1024
+    if not (on_gpu() and pays and width & (width - 1) == 0 and num_rows % _TILE == 0):  # Triton needs powers of two
+        out, *totals = finish(*rows, bias, seeds)
+        return out.astype(rows[0].dtype), *totals
+
+    from jax.experimental.pallas import triton
+
+    def body(*refs):
+        values = finish(*(ref[...] for ref in refs[:num_inputs]))
+        for ref, value in zip(refs[num_inputs:], values, strict=True):
+            ref[...] = value.astype(ref.dtype)
+
+    inputs = (*rows, bias, seeds)
+    num_inputs, num_tiles, num_totals = len(inputs), num_rows // _TILE, len(rows) - 1
+    tile = pl.BlockSpec((_TILE, width), lambda i: (i, 0))
+    out, *totals = pl.pallas_call(
+        body,
+        grid=(num_tiles,),
+        in_specs=[
+            *[tile] * len(rows),
+            pl.BlockSpec((width,), lambda i: (0,)),
+            pl.BlockSpec((_TILE,), lambda i: (i,)),
+        ],
+        out_specs=[tile, *[pl.BlockSpec((None, width), lambda i: (i, 0))] * num_totals],
+        out_shape=[
+            jax.ShapeDtypeStruct((num_rows, width), rows[0].dtype),
+            *[jax.ShapeDtypeStruct((num_tiles, width), jnp.float32)] * num_totals,
+        ],
+        compiler_params=triton.CompilerParams(num_warps=_WARPS, num_stages=1),
+        interpret=interpret,
+    )(*inputs)
+    return out, *(jnp.sum(total, axis=0) for total in totals)

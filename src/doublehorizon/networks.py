@@ -1,6 +1,7 @@
-"""The networks, each for ONE input and one member; batches and ensembles come from `vmap` at the call.
+"""The networks, each for some rows and one member; ensembles come from `vmap` at the call.
 
-All are the same plain chain: linear, dropout, SiLU, LayerNorm (without affine), linear, ... , linear.
+All are the same plain chain: linear, dropout, SiLU, LayerNorm (without affine), linear, ... , linear. It is written
+for rows rather than for one input because a GPU's kernels work on tiles of rows (see `kernels.py`).
 """
 
 import equinox as eqx
@@ -10,7 +11,7 @@ import jax.random as jr
 from jaxtyping import Array, Float, PRNGKeyArray, UInt32
 
 from doublehorizon.config import CriticConfig, ModelConfig, PolicyConfig
-from doublehorizon.kernels import activate
+from doublehorizon.kernels import Activation, Plan, mlp, storage
 
 _MIN_ACTION_STD = 1e-5
 
@@ -26,29 +27,29 @@ class Linear(eqx.Module):
         self.weight = jr.normal(key_weight, (in_size, out_size)) * jnp.sqrt(2.0 / in_size)
         self.bias = jr.normal(key_bias, (out_size,)) * (0.5 / jnp.sqrt(in_size))
 
-    def __call__(self, x: Float[Array, " in"]) -> Float[Array, " out"]:
-        return x @ self.weight + self.bias
-
 
 class Mlp(eqx.Module):
-    """Four linear layers; `norm_eps[i]` is LayerNorm's epsilon before layer i + 1 (None: neither LayerNorm nor dropout
-    there)."""
+    """Linear layers with activations between them."""
 
     layers: tuple[Linear, ...]
-    norm_eps: tuple[float | None, ...] = eqx.field(static=True)
-    dropout: tuple[float, ...] = eqx.field(static=True)
+    plan: Plan = eqx.field(static=True)
 
-    def __call__(self, x: Float[Array, " in"], seed: UInt32[Array, ""] | None = None) -> Float[Array, " out"]:
-        """With a seed (see `dropout_seeds`), dropout is on."""
-        for i, layer in enumerate(self.layers[:-1]):
-            x, eps = layer(x), self.norm_eps[i]
-            if eps is None:
-                x = jax.nn.silu(x)
-            elif seed is None:
-                x = activate(x, jnp.uint32(0), 0.0, eps)
-            else:
-                x = activate(x, seed + jnp.uint32(i * 0x632BE5AB), self.dropout[i], eps)
-        return self.layers[-1](x)
+    def __call__(
+        self, x: Float[Array, "rows in"], seeds: UInt32[Array, " rows"] | None = None
+    ) -> Float[Array, "rows out"]:
+        """With seeds (see `dropout_seeds`), dropout is on."""
+        plan = self.plan
+        if seeds is None:
+            seeds = jnp.zeros(x.shape[0], jnp.uint32)
+            plan = plan._replace(activations=tuple(a._replace(dropout=0.0) for a in plan.activations))
+        weights, biases = (tuple(getattr(layer, name) for layer in self.layers) for name in ("weight", "bias"))
+        return mlp(plan, weights, biases, x, seeds)
+
+
+def _plan(dropout: tuple[float, ...], norm_eps: tuple[float | None, ...], kept_as: str = "float32") -> Plan:
+    """Every layer drops other units of a row: its salt changes the hash."""
+    pairs = enumerate(zip(dropout, norm_eps, strict=True))
+    return Plan(tuple(Activation(rate, eps, i * 0x632BE5AB % 2**32) for i, (rate, eps) in pairs), kept_as)
 
 
 def _mlp_layers(sizes: tuple[int, ...], key: PRNGKeyArray) -> tuple[Linear, ...]:
@@ -57,8 +58,7 @@ def _mlp_layers(sizes: tuple[int, ...], key: PRNGKeyArray) -> tuple[Linear, ...]
 
 
 def dropout_seeds(num_rows: int, key: PRNGKeyArray) -> UInt32[Array, " rows"]:
-    """A seed per row, from which `kernels.activate` hashes its dropout masks: a hash can be computed
-    inside a kernel, and again in the backward pass, so that no mask is stored."""
+    """A seed per row, from which `kernels.mlp` hashes its dropout masks."""
     return jr.bits(key, ()) + jnp.arange(num_rows, dtype=jnp.uint32) * jnp.uint32(0x85EBCA6B)
 
 
@@ -72,13 +72,20 @@ class Dynamics(eqx.Module):
     def __init__(self, config: ModelConfig, obs_size: int, act_size: int, key: PRNGKeyArray):
         width, target_size = config.width, 1 + obs_size
         layers = _mlp_layers((obs_size + act_size, width, width, width, target_size), key)
-        self.mlp = Mlp(layers, config.norm_eps, config.dropout)
+        self.mlp = Mlp(layers, _plan(config.dropout, config.norm_eps, config.storage))
         self.log_noise = jnp.zeros(target_size)
 
     def __call__(
-        self, obs: Float[Array, " obs"], act: Float[Array, " act"], seed: UInt32[Array, ""] | None = None
-    ) -> Float[Array, " target"]:
-        return self.mlp(jnp.concatenate([obs, act]), seed)
+        self, inputs: Float[Array, "rows in"], seeds: UInt32[Array, " rows"] | None = None
+    ) -> Float[Array, "rows target"]:
+        """`inputs` are normalised observations and actions, side by side."""
+        return self.mlp(inputs, seeds)
+
+    def as_multiplied(self) -> "Dynamics":
+        """The same, its weights in the type in which they are multiplied."""
+        dtype = storage(self.mlp.plan)
+        weights = [layer.weight.astype(dtype) for layer in self.mlp.layers]
+        return eqx.tree_at(lambda d: [layer.weight for layer in d.mlp.layers], self, weights)
 
 
 class Critic(eqx.Module):
@@ -90,12 +97,13 @@ class Critic(eqx.Module):
         width = config.width
         layers = _mlp_layers((obs_size + act_size, width, width, width, 1), key)
         layers = (*layers[:-1], jax.tree.map(jnp.zeros_like, layers[-1]))
-        self.mlp = Mlp(layers, (config.norm_eps,) * 3, (config.dropout,) * 3)
+        self.mlp = Mlp(layers, _plan((config.dropout,) * 3, (config.norm_eps,) * 3))
 
     def __call__(
-        self, obs: Float[Array, " obs"], act: Float[Array, " act"], seed: UInt32[Array, ""] | None = None
-    ) -> Float[Array, ""]:
-        return self.mlp(jnp.concatenate([obs, act]), seed)[0]
+        self, inputs: Float[Array, "rows in"], seeds: UInt32[Array, " rows"] | None = None
+    ) -> Float[Array, " rows"]:
+        """`inputs` are normalised observations and actions, side by side."""
+        return self.mlp(inputs, seeds)[:, 0]
 
 
 class Actor(eqx.Module):
@@ -110,14 +118,18 @@ class Actor(eqx.Module):
         keys = jr.split(key_orthogonal, len(layers))
         self.mlp = Mlp(
             tuple(_orthogonal(layer, k) for layer, k in zip(layers, keys, strict=True)),
-            (None,) * 3,
-            (0.0,) * 3,
+            _plan((0.0,) * 3, (None,) * 3),
         )
 
-    def __call__(self, obs: Float[Array, " obs"]) -> tuple[Float[Array, " act"], Float[Array, " act"]]:
-        """Mean and standard deviation before squashing."""
-        mean, raw_std = jnp.split(self.mlp(obs), 2)
-        return mean, jax.nn.softplus(raw_std) + _MIN_ACTION_STD
+    def __call__(self, obs: Float[Array, "rows obs"]) -> Float[Array, "rows out"]:
+        """Raw words; `mean_and_std` reads them."""
+        return self.mlp(obs)
+
+
+def mean_and_std(raw: Float[Array, "rows out"]) -> tuple[Float[Array, "rows act"], Float[Array, "rows act"]]:
+    """Of the Gaussian before squashing, from what the actor returns."""
+    mean, raw_std = jnp.split(raw, 2, axis=-1)
+    return mean, jax.nn.softplus(raw_std) + _MIN_ACTION_STD
 
 
 def _orthogonal(layer: Linear, key: PRNGKeyArray) -> Linear:
@@ -126,15 +138,14 @@ def _orthogonal(layer: Linear, key: PRNGKeyArray) -> Linear:
 
 
 def sample_action(
-    actor: Actor, obs: Float[Array, " obs"], noise: Float[Array, " act"]
-) -> tuple[Float[Array, " act"], Float[Array, ""]]:
+    mean: Float[Array, "*rows act"], std: Float[Array, "*rows act"], noise: Float[Array, "*rows act"]
+) -> tuple[Float[Array, "*rows act"], Float[Array, "*rows"]]:
     """The action that standard normal `noise` gives, reparametrised, and its log-probability."""
-    mean, std = actor(obs)
     unsquashed = mean + std * noise
     log_prob = -0.5 * jnp.square(noise) - jnp.log(std) - 0.5 * jnp.log(2 * jnp.pi)
     # log |d tanh(u) / du|, in the form that neither overflows nor loses precision for large |u|
     log_slope = 2.0 * (jnp.log(2.0) - unsquashed - jax.nn.softplus(-2.0 * unsquashed))
-    return jnp.tanh(unsquashed), jnp.sum(log_prob - log_slope)
+    return jnp.tanh(unsquashed), jnp.sum(log_prob - log_slope, axis=-1)
 
 
 def ensemble(make, num_members: int, key: PRNGKeyArray):

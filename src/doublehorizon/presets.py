@@ -1,6 +1,7 @@
-"""Configs by name: `dh.presets.dhmbpo` is the paper's, `dh.presets.quick` suits a CPU and a small task."""
+"""Configs by name; `config.py` says what each is for."""
 
 from doublehorizon.config import PRESETS
 
 dhmbpo = PRESETS["dhmbpo"]
+paper = PRESETS["paper"]
 quick = PRESETS["quick"]

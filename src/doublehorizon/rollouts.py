@@ -7,7 +7,7 @@ import jax.random as jr
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from doublehorizon.dynamics import StepNoise, World, imagine_step, survives
-from doublehorizon.networks import Actor, sample_action
+from doublehorizon.networks import Actor, mean_and_std, sample_action
 from doublehorizon.types import Rollout, Task
 
 
@@ -21,12 +21,14 @@ class RolloutNoise(eqx.Module):
 def draw_noise(task: Task, horizon: int, batch_size: int, key: PRNGKeyArray) -> RolloutNoise:
     """For `horizon` steps and the action in the last state. The key is consumed."""
     key_act, key_state, key_order = jr.split(key, 3)
+    # sorting random bits gives every step its own permutation of the rows
+    order = jnp.argsort(jr.bits(key_order, (horizon, batch_size)), axis=-1)
     return RolloutNoise(
         act=jr.normal(key_act, (horizon + 1, batch_size, task.act_size)),
         step=StepNoise(
             state=jr.normal(key_state, (horizon, batch_size, task.obs_size)),
-            # sorting random bits gives every step its own permutation of the rows
-            order=jnp.argsort(jr.bits(key_order, (horizon, batch_size)), axis=-1),
+            order=order,
+            places=jnp.argsort(order, axis=-1),
         ),
     )
 
@@ -44,7 +46,7 @@ def distribution_rollout(
 
     def step(obs, inputs):
         restart, act_noise, step_noise = inputs
-        act, _ = _choose(world, actor, obs, act_noise)
+        act, _ = _choose(actor(world.obs_normalizer.normalize(obs)), act_noise)
         next_obs, _ = imagine_step(world, obs, act, step_noise)
         lives = survives(task.terminates, next_obs)
         next_obs = jnp.where(lives[:, None] > 0, next_obs, restart)
@@ -55,34 +57,41 @@ def distribution_rollout(
 
 
 def training_rollout(
-    task: Task, world: World, actor: Actor, start: Float[Array, "batch obs"], noise: RolloutNoise
+    task: Task,
+    world: World,
+    actor: Actor,
+    start: Float[Array, "batch obs"],
+    noise: RolloutNoise,
+    nudges: Float[Array, "states batch out"],
 ) -> Rollout:
-    """TR: the same, with gradients from rewards and last state to the actor through every step. Rows that end are
-    carried on with `alive` 0."""
+    """TR: the same, with gradients from rewards and last state to the actor's words in every step. `nudges`, zeros,
+    are added to these: their slope is that of the words (see `updates.actor_gradient`). Rows that end are carried on
+    with `alive` 0."""
     horizon = noise.step.state.shape[0]
 
     obs, alive = [start], [jnp.ones(start.shape[0])]
     act, log_prob, reward = [], [], []
-    for t in range(horizon):  # unrolled: five small steps, without the bookkeeping of a loop around each
-        chosen = _choose(world, actor, obs[t], noise.act[t])
-        next_obs, gained = imagine_step(world, obs[t], chosen[0], jax.tree.map(lambda x, t=t: x[t], noise.step))
+    for t in range(horizon + 1):  # unrolled: small steps, without the bookkeeping of a loop around each
+        chosen = _choose(actor(world.obs_normalizer.normalize(obs[t])) + nudges[t], noise.act[t])
         act.append(chosen[0])
         log_prob.append(chosen[1])
-        reward.append(gained)
-        obs.append(next_obs)
-        alive.append(alive[t] * survives(task.terminates, next_obs))
-    last = _choose(world, actor, obs[-1], noise.act[-1])
-    act.append(last[0])
-    log_prob.append(last[1])
+        if t < horizon:
+            next_obs, gained = imagine_step(world, obs[t], act[t], jax.tree.map(lambda x, t=t: x[t], noise.step))
+            reward.append(gained)
+            obs.append(next_obs)
+            alive.append(alive[t] * survives(task.terminates, next_obs))
     return Rollout(*(jnp.stack(x) for x in (obs, act, log_prob, reward, alive)))
 
 
+def no_nudges(task: Task, noise: RolloutNoise) -> Float[Array, "states batch out"]:
+    return jnp.zeros((*noise.act.shape[:2], 2 * task.act_size))
+
+
 def _choose(
-    world: World, actor: Actor, obs: Float[Array, "batch obs"], noise: Float[Array, "batch act"]
+    words: Float[Array, "batch out"], noise: Float[Array, "batch act"]
 ) -> tuple[Float[Array, "batch act"], Float[Array, " batch"]]:
-    """The policy's actions in these states, and their log-probabilities."""
-    normalized = world.obs_normalizer.normalize(obs)
-    return jax.vmap(sample_action, in_axes=(None, 0, 0))(actor, normalized, noise)
+    """The policy's actions, and their log-probabilities."""
+    return sample_action(*mean_and_std(words), noise)
 
 
 class StateRing(eqx.Module):

@@ -11,7 +11,7 @@ from doublehorizon.config import Config
 from doublehorizon.dynamics import World
 from doublehorizon.networks import Actor, Critic, dropout_seeds
 from doublehorizon.optimizers import follow, start, step
-from doublehorizon.rollouts import RolloutNoise, StateRing, draw, draw_noise, training_rollout
+from doublehorizon.rollouts import RolloutNoise, StateRing, draw, draw_noise, no_nudges, training_rollout
 from doublehorizon.types import Rollout, Task
 from doublehorizon.values import Bounds, expand_q, expand_value, follow_bounds
 
@@ -74,18 +74,25 @@ def fresh_moments(config: Config, policy: Policy) -> Moments:
     return Moments(*(start(adam, x) for x in (policy.actor, policy.critics, policy.log_temperature)))
 
 
+def gradient_norm(moments: Moments) -> Float[Array, ""]:
+    """Of the actor's gradient, averaged over the last updates as Adam does."""
+    mean = optax.tree_utils.tree_get(moments.actor, "mu")
+    return jnp.sqrt(sum(jnp.vdot(x, x) for x in jax.tree.leaves(mean)))
+
+
 def joint_update(setting: Setting, policy: Policy, moments: Moments, chance: Chance) -> tuple[Policy, Moments, Metrics]:
     """Critics first, then the actor against the updated critics, on one rollout: its forward pass is shared, and the
     actor's gradient is pulled back through it."""
     config, task, world = setting.config, setting.task, setting.world
     rollout, pull_back = jax.vjp(
-        lambda actor: training_rollout(task, world, actor, chance.start, chance.noise), policy.actor
+        lambda nudges: training_rollout(task, world, policy.actor, chance.start, chance.noise, nudges),
+        no_nudges(task, chance.noise),
     )
     policy, moments, metrics = critic_update(setting, policy, moments, chance, rollout)
 
     temperature = jnp.exp(policy.log_temperature)
     objective, slope = jax.value_and_grad(lambda path: actor_objective(setting, policy, path, temperature))(rollout)
-    (gradient,) = pull_back(jax.tree.map(jnp.negative, slope))
+    gradient = actor_gradient(setting, policy.actor, rollout, *pull_back(jax.tree.map(jnp.negative, slope)))
     entropy = -jnp.mean(rollout.log_prob[0])
     surplus = entropy - config.policy.target_entropy_per_action * task.act_size
     # temperature * surplus is also its own slope in the log: entropy above its target lowers the temperature
@@ -97,7 +104,6 @@ def joint_update(setting: Setting, policy: Policy, moments: Moments, chance: Cha
     policy = Policy(actor, policy.critics, policy.target_critics, log_temperature, policy.bounds)
     metrics = metrics | {
         "train/actor_loss": -objective,
-        "train/actor_gradient_norm": jnp.sqrt(sum(jnp.vdot(x, x) for x in jax.tree.leaves(gradient))),
         "train/ent_coef": temperature,
         "train/entropy": entropy,
         "model/rollout_alive": jnp.mean(rollout.alive[-1]),
@@ -109,7 +115,8 @@ def critic_only_update(
     setting: Setting, policy: Policy, moments: Moments, chance: Chance
 ) -> tuple[Policy, Moments, Metrics]:
     """The critics' half of a joint update."""
-    rollout = training_rollout(setting.task, setting.world, policy.actor, chance.start, chance.noise)
+    nudges = no_nudges(setting.task, chance.noise)
+    rollout = training_rollout(setting.task, setting.world, policy.actor, chance.start, chance.noise, nudges)
     return critic_update(setting, policy, moments, chance, rollout)
 
 
@@ -172,6 +179,20 @@ def actor_objective(
     return jnp.mean(expand_value(rollout, last_q, temperature, setting.config.policy.discount))
 
 
+def actor_gradient(setting: Setting, actor: Actor, rollout: Rollout, slopes: Float[Array, "states batch out"]) -> Actor:
+    """The slope of the actor's weights, given that of its words in every step. The weights act on a rollout through
+    these words alone, so the states of all steps go through the actor side by side, once, instead of adding up the
+    slopes of its weights step by step."""
+
+    def rows(x: Float[Array, "states batch n"]) -> Float[Array, "rows n"]:
+        return x.reshape(-1, x.shape[-1])
+
+    obs = rows(setting.world.obs_normalizer.normalize(rollout.obs))
+    _, pull_back = jax.vjp(lambda actor: actor(obs), actor)
+    (gradient,) = pull_back(rows(slopes))
+    return gradient
+
+
 def _values(
     critics: Critic,
     obs: Float[Array, "batch obs"],
@@ -179,6 +200,7 @@ def _values(
     dropout: UInt32[Array, "critic batch"] | None = None,
 ) -> Float[Array, "critic batch"]:
     """Every critic's raw output for every row; with seeds, under dropout."""
+    inputs = jnp.concatenate([obs, act], axis=-1)
     if dropout is None:
-        return eqx.filter_vmap(lambda critic: jax.vmap(critic)(obs, act))(critics)
-    return eqx.filter_vmap(lambda critic, seeds: jax.vmap(critic)(obs, act, seeds))(critics, dropout)
+        return eqx.filter_vmap(lambda critic: critic(inputs))(critics)
+    return eqx.filter_vmap(lambda critic, seeds: critic(inputs, seeds))(critics, dropout)
