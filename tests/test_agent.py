@@ -8,6 +8,7 @@ import pytest
 
 from doublehorizon import agent
 from doublehorizon.config import PAPER, Config, Horizons
+from doublehorizon.devices import Program
 from doublehorizon.envs.make import describe, factory, make
 from doublehorizon.errors import RunError
 from doublehorizon.logs import View
@@ -110,7 +111,7 @@ def test_nothing_is_compiled_twice(monkeypatch):
             return inner(*args)
 
         donate = "all" if name == "store" else "all-except-first"
-        monkeypatch.setattr(agent, name, eqx.filter_jit(counted, donate=donate))
+        monkeypatch.setattr(agent, name, Program(counted, donate))
     run([0], 120)
     assert counts == {"store": 1, "fit_model": 1, "improve_policy": 1}
 

@@ -41,7 +41,9 @@ def test_the_policies_of_a_run_act_as_its_actors():
     obs = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
     for k, policy in enumerate(progress.fetch_policies()):
         actor = jax.tree.map(lambda x, k=k: x[k], progress.state.policy.actor)
-        np.testing.assert_allclose(policy.act(obs), np.tanh(mean_and_std(actor(jnp.asarray(obs)))[0]), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(
+            policy.act(obs), np.tanh(mean_and_std(actor(jnp.asarray(obs)))[0]), rtol=1e-4, atol=1e-5
+        )
         np.testing.assert_allclose(policy.predict(obs)[0], 2 * policy.act(obs), atol=1e-6)  # Pendulum's range
 
 

@@ -15,6 +15,7 @@ ROOMS = [
     "workers",
     "normalizer",
     "replay",
+    "devices",
     "kernels",
     "networks",
     "optimizers",

@@ -21,6 +21,7 @@ from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
 from doublehorizon import fit as fits
 from doublehorizon import replay as replays
 from doublehorizon.config import Config, max_epochs, patience
+from doublehorizon.devices import over_seeds, program
 from doublehorizon.dynamics import World, raw_target
 from doublehorizon.networks import Actor, Critic, Dynamics, ensemble
 from doublehorizon.normalizer import fit_normalizer, identity
@@ -90,30 +91,39 @@ def plan_effort(config: Config, task: Task, num_rows: int, steps: int, first: bo
 # -- the three programs: arrays have a leading seed axis ---------------------------------------------------
 
 
-@eqx.filter_jit(donate="all")
+@program(donate="all")
 def store(replay: Replay, state: AgentState, rows: Transition) -> tuple[Replay, AgentState]:
     """Adds each seed's new transitions to its replay."""
-    key, key_store = _split(state.key)
-    return jax.vmap(replays.add)(replay, rows, key_store), eqx.tree_at(lambda s: s.key, state, key)
+
+    def add(replay: Replay, state: AgentState, rows: Transition) -> tuple[Replay, AgentState]:
+        key, key_store = _split(state.key)
+        return jax.vmap(replays.add)(replay, rows, key_store), eqx.tree_at(lambda s: s.key, state, key)
+
+    return over_seeds(add, replay, state, rows)
 
 
-@eqx.filter_jit(donate="all-except-first")
+@program(donate="all-except-first")
 def fit_model(inputs: tuple[Config, Effort, Replay], state: AgentState) -> tuple[AgentState, dict[str, Array]]:
     """Takes fresh statistics of the replay, then fits every seed's model to it."""
     config, effort, replay = inputs
-    with jax.default_matmul_precision(config.precision):
+
+    def fit(replay: Replay, state: AgentState) -> tuple[AgentState, dict[str, Array]]:
         key, key_fit = _split(state.key)
         world = jax.vmap(lambda w, r: _with_statistics(w, r, effort.num_rows))(state.world, replay)
         world, metrics = fits.fit(config, effort, replay, world, key_fit)
         return AgentState(world, state.policy, state.ring, key), metrics
 
+    with jax.default_matmul_precision(config.precision):
+        return over_seeds(fit, replay, state)
 
-@eqx.filter_jit(donate="all-except-first")
+
+@program(donate="all-except-first")
 def improve_policy(inputs: tuple[Config, Task, int, Effort, Replay], state: AgentState) -> tuple[AgentState, Metrics]:
     """Optimises every seed's policy inside its model."""
     config, task, steps, effort, replay = inputs
+    improve = jax.vmap(lambda state, replay: _improve_policy(config, task, steps, effort, replay, state))
     with jax.default_matmul_precision(config.precision):
-        return jax.vmap(lambda s, r: _improve_policy(config, task, steps, effort, r, s))(state, replay)
+        return over_seeds(improve, state, replay)
 
 
 # -- for one seed ------------------------------------------------------------------------------------------

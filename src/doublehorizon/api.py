@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
-import jax
 import numpy as np
 
 from doublehorizon import checkpoints
 from doublehorizon.cache import use_compilation_cache
 from doublehorizon.config import Config, seed_iterations, steps_per_iteration, to_json
+from doublehorizon.devices import Devices, find_devices, using
 from doublehorizon.envs.make import EnvLike, Simulator, describe, factory
 from doublehorizon.errors import UserError
 from doublehorizon.logs import View
@@ -28,7 +28,8 @@ class DHMBPO:
         seed: the first seed.
         seeds: how many seeds to train side by side: `seed`, `seed + 1`, ...
         config: the numbers of the algorithm; the paper's if None. `dh.presets` has others.
-        device: "cpu", "gpu" or None for the best there is.
+        device: "cpu", "gpu" or None for the best there is. Of several GPUs as many are used as share the seeds out
+            evenly.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class DHMBPO:
             )
         self.config = config or Config()
         self.seeds = list(range(seed, seed + seeds))
-        self._device = _find_device(device)
+        self._devices = find_devices(device, seeds)
         loop = self.config.loop
         self._make_env = factory(env, loop.time_limit and loop.time_limit * loop.action_repeat)
         sample = self._make_env()
@@ -86,9 +87,9 @@ class DHMBPO:
         if self.spec.terminates is None and not progress_bar:
             warnings.warn(self._introduction(total_timesteps), stacklevel=2)
         use_compilation_cache()
-        with jax.default_device(self._device):
+        with using(self._devices):
             if self._progress is None:
-                self._progress = begin(self.config, self.spec, self.seeds, total_timesteps)
+                self._progress = begin(self.config, self.spec, self.seeds, total_timesteps, self._devices)
             iteration = self._progress.iteration_steps * self.spec.action_repeat
             total = self._progress.step + -(-total_timesteps // iteration) * iteration
             extend(self._progress, total)
@@ -164,8 +165,8 @@ class DHMBPO:
             config=config,
             device=device,
         )
-        with jax.default_device(model._device):
-            model._progress = checkpoints.load(Path(path), model.spec)
+        with using(model._devices):
+            model._progress = checkpoints.load(Path(path), model.spec, model._devices)
         return model
 
     def _best(self) -> NumpyPolicy:
@@ -181,7 +182,7 @@ class DHMBPO:
             ends = "never, but by the time limit" if spec.never_ends else "by its known rule"
         return (
             f"{spec.name}: {spec.obs_size} observations, {spec.act_size} actions; episodes end {ends}; "
-            f"{len(self.seeds)} seed(s) to {total} steps, {steps} per iteration, on {self._device.device_kind}"
+            f"{len(self.seeds)} seed(s) to {total} steps, {steps} per iteration, on {_words(self._devices)}"
         )
 
 
@@ -202,9 +203,6 @@ def prepare_folder(folder: Path, model: DHMBPO) -> Path:
     return folder
 
 
-def _find_device(device: str | None) -> Any:
-    try:
-        return jax.devices(device)[0]
-    except RuntimeError as problem:
-        kinds = sorted({d.platform for d in jax.devices()})
-        raise UserError(f"device is {device!r}, but JAX sees only: {', '.join(kinds)}.") from problem
+def _words(devices: Devices) -> str:
+    count = f"{len(devices)} x " if len(devices) > 1 else ""
+    return count + devices[0].device_kind

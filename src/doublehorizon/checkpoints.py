@@ -14,6 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 from doublehorizon import __version__
 from doublehorizon.config import Config, from_json, to_json
+from doublehorizon.devices import Devices
 from doublehorizon.envs.make import EnvSpec
 from doublehorizon.errors import UserError
 from doublehorizon.train import Progress, begin
@@ -57,14 +58,14 @@ def read_about(folder: Path) -> tuple[Config, dict[str, Any]]:
     return from_json(about["config"]), about
 
 
-def load(folder: Path, spec: EnvSpec) -> Progress:
+def load(folder: Path, spec: EnvSpec, devices: Devices | None = None) -> Progress:
     """The inverse of `save`, for an environment with the same spaces."""
     config, about = read_about(folder)
     now = json.loads(json.dumps(spec.facts()))
     for name in ("obs_size", "act_size", "time_limit", "action_low", "action_high"):
         if about["env"][name] != now[name]:
             raise UserError(f"{folder} was trained with {name} {about['env'][name]}, but {spec.name} has {now[name]}.")
-    progress = begin(config, spec, about["seeds"], about["capacity"] * spec.action_repeat)
+    progress = begin(config, spec, about["seeds"], about["capacity"] * spec.action_repeat, devices)
     try:
         progress.state = _restored(progress.state, load_file(folder / "state.safetensors"))
         progress.replay = _restored(progress.replay, load_file(folder / "replay.safetensors"))
@@ -94,6 +95,7 @@ def _restored(tree: Any, arrays: dict[str, np.ndarray]) -> Any:
         if stored.shape != _plain(leaf).shape or stored.dtype != _plain(leaf).dtype:
             raise ValueError(f"{name} is {stored.dtype}{stored.shape}")
         is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-        return jr.wrap_key_data(jnp.asarray(stored)) if is_key else jnp.asarray(stored)
+        value = jr.wrap_key_data(jnp.asarray(stored)) if is_key else jnp.asarray(stored)
+        return jax.device_put(value, leaf.sharding)  # each seed on its own device
 
     return jax.tree.map_with_path(one, tree)

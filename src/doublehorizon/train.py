@@ -16,6 +16,7 @@ from doublehorizon import agent
 from doublehorizon import replay as replays
 from doublehorizon.agent import AgentState
 from doublehorizon.config import Config, seed_iterations, steps_per_iteration
+from doublehorizon.devices import Background, Devices, Program, find_devices, over_seeds, using
 from doublehorizon.envs.make import EnvSpec
 from doublehorizon.errors import RunError, UserError
 from doublehorizon.logs import CsvLog, View
@@ -34,6 +35,7 @@ class Progress:
     config: Config
     spec: EnvSpec
     seeds: list[int]
+    devices: Devices
     state: AgentState
     replay: Replay
     iteration: int = 0
@@ -42,6 +44,8 @@ class Progress:
     """Test return by step and seed."""
     policies: list[NumpyPolicy] | None = None
     """Each seed's policy after the last whole iteration, on the host; None before the first fit."""
+    programs: "Programs | None" = None
+    """The compiled fit and policy optimisation; None before the first `train`, or where the replay has grown."""
     whole: bool = True
     """False from the start of an iteration to its end: a run that was stopped in between cannot go on."""
 
@@ -92,14 +96,39 @@ class Progress:
         return {seed: value for step in sorted(self.returns) for seed, value in self.returns[step].items()}
 
 
-def begin(config: Config, spec: EnvSpec, seeds: list[int], total_steps: int) -> Progress:
+def begin(
+    config: Config, spec: EnvSpec, seeds: list[int], total_steps: int, devices: Devices | None = None
+) -> Progress:
     """An untrained run with room for `total_steps` simulator steps."""
     task = Task(spec.obs_size, spec.act_size, None)
     capacity = _capacity(config, spec, total_steps)
-    state = eqx.filter_jit(jax.vmap(lambda seed: agent.initial_state(config, task, seed)))(jnp.asarray(seeds))
     sizes = (spec.obs_size, spec.act_size, config.model.members, config.fit.held_out_every)
-    replay = eqx.filter_jit(jax.vmap(lambda _: replays.empty(capacity, *sizes)))(jnp.asarray(seeds))
-    return Progress(config, spec, seeds, state, replay)
+
+    def one_seed(seed: jax.Array) -> tuple[AgentState, Replay]:
+        return agent.initial_state(config, task, seed), replays.empty(capacity, *sizes)
+
+    state, replay = eqx.filter_jit(lambda seeds: over_seeds(jax.vmap(one_seed), seeds))(jnp.asarray(seeds))
+    return Progress(config, spec, seeds, devices or find_devices(None, len(seeds)), state, replay)
+
+
+class Programs:
+    """The fit and the policy optimisation, compiled in the background while the first steps are collected."""
+
+    def __init__(self, progress: Progress):
+        config, task, steps = progress.config, progress.task, progress.iteration_steps
+        # only their shapes count: `store` may already have reused the memory of these arrays
+        state, replay = progress.state, progress.replay
+        effort = agent.plan_effort(config, task, steps, steps, first=True)
+
+        def compiled(program: Program, *arguments: Any) -> Background:
+            def work() -> Callable:
+                with using(progress.devices):
+                    return program.compiled(*arguments)
+
+            return Background(work)
+
+        self.fit = compiled(agent.fit_model, (config, effort, replay), state)
+        self.improve = compiled(agent.improve_policy, (config, task, steps, effort, replay), state)
 
 
 def _capacity(config: Config, spec: EnvSpec, total_steps: int) -> int:
@@ -117,6 +146,7 @@ def extend(progress: Progress, total_steps: int) -> None:
         capacity = _capacity(progress.config, progress.spec, max(total_steps, 2 * held * progress.spec.action_repeat))
         num_rows = jnp.asarray(progress.num_rows, jnp.int32)
         progress.replay = jax.vmap(lambda replay: replays.grow(replay, capacity, num_rows))(progress.replay)
+        progress.programs = None
 
 
 def train(
@@ -130,6 +160,8 @@ def train(
     )
     clock = _Clock(progress.seconds)
     view.advance(progress.step)
+    if progress.programs is None:
+        progress.programs = Programs(progress)
     if progress.iteration == 0:
         evaluations.start()
     going = True
@@ -199,14 +231,20 @@ def _learn(progress: Progress, clock: "_Clock", view: View) -> dict[str, np.ndar
     config, task, steps = progress.config, progress.task, progress.iteration_steps
     first = progress.iteration == progress.first_fit
     effort = agent.plan_effort(config, task, progress.num_rows, steps, first)
-    compiling = " (compiling first)" if first else ""
-    view.phase("fitting the model" + compiling)
-    progress.state, model_metrics = agent.fit_model((config, effort, progress.replay), progress.state)
+    if progress.programs is None:
+        raise RuntimeError("no compiled programs: train() makes them")
+    view.phase("compiling the fit")
+    fit = progress.programs.fit.result()
+    clock.lap("time/compile_seconds")
+    view.phase("fitting the model")
+    progress.state, model_metrics = fit((config, effort, progress.replay), progress.state)
     model_metrics = jax.device_get(model_metrics)
     clock.lap("time/fit_seconds")
-    view.phase("improving the policy" + compiling)
-    inputs = (config, task, steps, effort, progress.replay)
-    progress.state, policy_metrics = agent.improve_policy(inputs, progress.state)
+    view.phase("compiling the policy optimisation")
+    improve = progress.programs.improve.result()
+    clock.lap("time/compile_seconds")
+    view.phase("improving the policy")
+    progress.state, policy_metrics = improve((config, task, steps, effort, progress.replay), progress.state)
     policies = progress.fetch_policies()
     clock.lap("time/improve_seconds")
     _check_finite(progress, policies)
@@ -274,7 +312,7 @@ class _Clock:
 
     def lap(self, name: str) -> None:
         now = time.monotonic()
-        self.laps[name] = now - self._last
+        self.laps[name] = self.laps.get(name, 0.0) + now - self._last
         self._last = now
 
     def lap_total(self) -> float:

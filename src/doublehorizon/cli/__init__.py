@@ -3,6 +3,7 @@
 import difflib
 import os
 import sys
+import traceback
 from importlib import import_module
 
 from doublehorizon.errors import RunError, UserError
@@ -14,21 +15,36 @@ _COMMANDS = {
 
 
 def main() -> None:
-    """Runs the command named in `sys.argv`. A user's mistake is one line on stderr and status 2."""
+    """Runs the command named in `sys.argv`, at whose end the process is over."""
+    status = _status(sys.argv[1:])
     try:
-        sys.exit(_dispatch(sys.argv[1:]))
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader of our output, such as `head`, has seen enough
+        status = 1
+    sys.stderr.flush()
+    os._exit(status)  # at once: a compiler that is still busy in the background would keep an interrupted run waiting
+
+
+def _status(arguments: list[str]) -> int:
+    """A user's mistake is one line on stderr and status 2."""
+    try:
+        return _dispatch(arguments)
+    except SystemExit as ended:  # the parser has printed help, or what is wrong
+        return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     except UserError as problem:
         print(f"doublehorizon: {problem}", file=sys.stderr)
-        sys.exit(2)
+        return 2
     except KeyboardInterrupt:
         print("doublehorizon: stopped. Policies that were learnt are in the run folder.", file=sys.stderr)
-        sys.exit(130)
-    except BrokenPipeError:  # the reader of our output, such as `head`, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+        return 130
+    except BrokenPipeError:
+        return 1
     except (OSError, RunError) as problem:
         print(f"doublehorizon: {problem}", file=sys.stderr)
-        sys.exit(1)
+        return 1
+    except Exception:
+        traceback.print_exc()
+        return 1
 
 
 def _dispatch(arguments: list[str]) -> int:

@@ -1,0 +1,113 @@
+"""The devices of a run: how its seeds are spread over them, and how programs are compiled for them."""
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import equinox as eqx
+import jax
+from jax.sharding import AxisType, Mesh
+from jax.sharding import PartitionSpec as Spec
+
+from doublehorizon.errors import UserError
+
+Devices = list[Any]
+"""Some of JAX's devices, all of one kind."""
+
+_OPTIONS: dict[str, bool | str] = {
+    # kernels that do not wait for each other may overlap: an update on an H200 takes 8% less
+    "xla_gpu_graph_enable_concurrent_region": True,
+    # without this library a fit and an update take 10% less on two CPU cores
+    "xla_cpu_experimental_ynn_fusion_type": "",
+}
+
+
+def find_devices(kind: str | None, num_seeds: int) -> Devices:
+    """Devices of that kind ("cpu", "gpu"; None: the best there is), as many as share the seeds out evenly."""
+    try:
+        devices = jax.local_devices(backend=kind)
+    except RuntimeError as problem:
+        kinds = sorted({device.platform for device in jax.devices()})
+        raise UserError(f"device is {kind!r}, but JAX sees only: {', '.join(kinds)}.") from problem
+    count = next(n for n in range(min(len(devices), num_seeds), 0, -1) if num_seeds % n == 0)
+    return devices[:count]
+
+
+@contextlib.contextmanager
+def using(devices: Devices) -> Iterator[None]:
+    """Inside, arrays live and programs run on these devices. It holds for the thread that says it."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(jax.default_device(devices[0]))
+        if len(devices) > 1:
+            stack.enter_context(jax.set_mesh(Mesh(devices, ("seed",), axis_types=(AxisType.Auto,))))
+        yield
+
+
+def over_seeds(function: Callable, *seeded: Any) -> Any:
+    """`function(*seeded)`, whose arguments and results have a leading seed axis: on several devices, each works on
+    its own seeds without a word to the others."""
+    if jax.sharding.get_abstract_mesh().empty:
+        return function(*seeded)
+    return jax.shard_map(function, in_specs=Spec("seed"), out_specs=Spec("seed"), check_vma=False)(*seeded)
+
+
+class Program:
+    """A function of records, compiled: arrays are traced and everything else is static. It can be compiled before it
+    is called, in another thread."""
+
+    def __init__(self, function: Callable, donate: str):
+        functools.update_wrapper(self, function)
+        self._function, self._donate = function, donate
+
+    @functools.cached_property
+    def _jitted(self) -> Any:
+        return eqx.filter_jit(self._function, donate=self._donate, compiler_options=_known_options())  # type: ignore
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self._jitted(*arguments)
+
+    def compiled(self, *arguments: Any) -> Callable:
+        """The program for arguments like these; it starts sooner than a first call, and can't be given others."""
+        return self._jitted.lower(*arguments).compile()
+
+
+def program(donate: str) -> Callable[[Callable], Program]:
+    """Makes a function a `Program` that reuses the memory of its arguments: "all", or "all-except-first"."""
+    return lambda function: Program(function, donate)
+
+
+@functools.cache
+def _known_options() -> dict[str, bool | str]:
+    """Those of the options that this version of XLA has: they come and go with its releases."""
+    known = {}
+    for name, value in _OPTIONS.items():
+        with contextlib.suppress(jax.errors.JaxRuntimeError):
+            jax.jit(lambda: 0, compiler_options={name: value}).lower().compile()
+            known[name] = value
+    return known
+
+
+class Background:
+    """What a function returns, computed in a thread of its own. A process that ends waits for it: to end inside the
+    compiler would be a crash."""
+
+    def __init__(self, function: Callable[[], Any]):
+        self._function = function
+        self._result: Any = None
+        self._problem: BaseException | None = None
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._result = self._function()
+        except BaseException as problem:  # it is raised where the result is asked for
+            self._problem = problem
+
+    def result(self) -> Any:
+        self._thread.join()
+        if self._problem is not None:
+            raise self._problem
+        return self._result
