@@ -31,8 +31,12 @@ ROOMS = [
     "cache",
     "api",
     "analysis.curves",
+    "analysis.profiling",
+    "analysis.speed",
+    "analysis.startup",
     "cli.train",
     "cli.compare",
+    "cli.bench",
 ]
 SOURCE = Path(__file__).parents[1] / "src" / "doublehorizon"
 

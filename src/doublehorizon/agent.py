@@ -138,17 +138,17 @@ def _improve_policy(
     setting = Setting(config, task, state.world.as_multiplied())
     ring = emptied(state.ring) if config.policy.clear_each_iteration else state.ring
 
-    ring = _refresh(setting, effort, replay, state.policy, ring, key_first)
+    ring = refresh(setting, effort, replay, state.policy, ring, key_first)
     num_critic_updates = round(steps * config.policy.critic_only_share)
     learner = (state.policy, fresh_moments(config, state.policy))
-    learner, _ = _repeat(critic_only_update, num_critic_updates, setting, ring, learner, key_critics)
+    learner, _ = repeat(critic_only_update, num_critic_updates, setting, ring, learner, key_critics)
 
     def one_round(i, carry):
         (policy, moments), ring, _ = carry
         key_refresh, key_updates = jr.split(jr.fold_in(key_rounds, i))
-        ring = _refresh(setting, effort, replay, policy, ring, key_refresh)
+        ring = refresh(setting, effort, replay, policy, ring, key_refresh)
         num_updates = config.policy.refresh_every
-        learner, metrics = _repeat(joint_update, num_updates, setting, ring, (policy, moments), key_updates)
+        learner, metrics = repeat(joint_update, num_updates, setting, ring, (policy, moments), key_updates)
         metrics = {name: jnp.mean(value) for name, value in metrics.items()}
         return learner, ring, metrics | {"train/actor_gradient_norm": gradient_norm(learner[1])}
 
@@ -159,7 +159,7 @@ def _improve_policy(
     return AgentState(state.world, policy, ring, key), metrics
 
 
-def _refresh(
+def refresh(
     setting: Setting, effort: Effort, replay: Replay, policy: Policy, ring: StateRing, key: PRNGKeyArray
 ) -> StateRing:
     """A distribution rollout from states of the replay into the ring."""
@@ -171,7 +171,7 @@ def _refresh(
     return push(ring, visited.reshape(-1, setting.task.obs_size))
 
 
-def _repeat(
+def repeat(
     update: Callable[[Setting, Policy, Moments, Chance], tuple[Policy, Moments, Metrics]],
     count: int,
     setting: Setting,

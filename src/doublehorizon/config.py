@@ -240,10 +240,18 @@ QUICK = Config(
 )
 """Small networks, short fits and short iterations, for a CPU and a small task."""
 
+LIGHT = Config(
+    model=ModelConfig(members=4, width=128),
+    fit=FitConfig(batch_size=512, base_epochs=25.0),
+    critic=CriticConfig(width=128),
+    policy=PolicyConfig(width=128, batch_size=128, ring_capacity=25_600, states_per_refresh=2560),
+)
+"""Half the width, half the batch, half the members and shorter fits, for a CPU and a task of the paper's kind."""
+
 PAPER = Config(model=ModelConfig(storage="float32"), fit=FitConfig(batches_factor=None), precision="float32")
 """The published algorithm's fit schedule and its float32 arithmetic."""
 
-PRESETS: dict[str, Config] = {"dhmbpo": Config(), "paper": PAPER, "quick": QUICK}
+PRESETS: dict[str, Config] = {"dhmbpo": Config(), "paper": PAPER, "light": LIGHT, "quick": QUICK}
 
 
 def preset(name: str) -> Config:

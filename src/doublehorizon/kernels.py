@@ -132,7 +132,10 @@ def _backward(
 def _activate(activation: Activation, z: Rows, seeds: Seeds) -> Rows:
     kept, _ = _dropped(activation, z, seeds)
     out = kept * _sigmoid(kept)
-    return out if activation.norm_eps is None else _normed(out, activation.norm_eps)[0]
+    if activation.norm_eps is None:
+        return out
+    mean, scale = _statistics(out, activation.norm_eps)
+    return (out - mean) * scale
 
 
 def _pull_activation(activation: Activation, slope: Rows, z: Rows, seeds: Seeds) -> Rows:
@@ -140,9 +143,12 @@ def _pull_activation(activation: Activation, slope: Rows, z: Rows, seeds: Seeds)
     kept, keep = _dropped(activation, z, seeds)
     gate = _sigmoid(kept)
     if activation.norm_eps is not None:
-        normed, scale = _normed(kept * gate, activation.norm_eps)
-        slope = scale * (slope - normed * _mean(slope * normed))
-        slope = slope - _mean(slope)
+        out = kept * gate
+        mean, scale = _statistics(out, activation.norm_eps)
+        mean_slope = _mean(slope)
+        # the normalised rows' product with the slope, from sums that need not wait for each other
+        along = scale * (_mean(slope * out) - mean * mean_slope)
+        slope = scale * (slope - mean_slope - (out - mean) * (scale * along))
     slope = slope * gate * (1.0 + kept * (1.0 - gate))
     return slope if keep is None else jnp.where(keep, slope * (1.0 / (1.0 - activation.dropout)), 0.0)
 
@@ -157,10 +163,11 @@ def _dropped(activation: Activation, z: Rows, seeds: Seeds) -> tuple[Rows, Bool[
     return jnp.where(keep, z * (1.0 / (1.0 - activation.dropout)), 0.0), keep
 
 
-def _normed(x: Rows, eps: float) -> tuple[Rows, Float[Array, "rows 1"]]:
-    centred = x - _mean(x)
-    scale = jax.lax.rsqrt(_mean(centred * centred) + eps)
-    return centred * scale, scale
+def _statistics(x: Rows, eps: float) -> tuple[Float[Array, "rows 1"], Float[Array, "rows 1"]]:
+    """LayerNorm's mean and inverse deviation, in one pass."""
+    mean = _mean(x)
+    variance = jnp.maximum(_mean(x * x) - mean * mean, 0.0)
+    return mean, jax.lax.rsqrt(variance + eps)
 
 
 def _sigmoid(x: Rows) -> Rows:

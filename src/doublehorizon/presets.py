@@ -4,4 +4,5 @@ from doublehorizon.config import PRESETS
 
 dhmbpo = PRESETS["dhmbpo"]
 paper = PRESETS["paper"]
+light = PRESETS["light"]
 quick = PRESETS["quick"]

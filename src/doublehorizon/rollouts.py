@@ -7,6 +7,7 @@ import jax.random as jr
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from doublehorizon.dynamics import StepNoise, World, imagine_step, survives
+from doublehorizon.kernels import on_gpu
 from doublehorizon.networks import Actor, mean_and_std, sample_action
 from doublehorizon.types import Rollout, Task
 
@@ -67,20 +68,20 @@ def training_rollout(
     """TR: the same, with gradients from rewards and last state to the actor's words in every step. `nudges`, zeros,
     are added to these: their slope is that of the words (see `updates.actor_gradient`). Rows that end are carried on
     with `alive` 0."""
-    horizon = noise.step.state.shape[0]
 
-    obs, alive = [start], [jnp.ones(start.shape[0])]
-    act, log_prob, reward = [], [], []
-    for t in range(horizon + 1):  # unrolled: small steps, without the bookkeeping of a loop around each
-        chosen = _choose(actor(world.obs_normalizer.normalize(obs[t])) + nudges[t], noise.act[t])
-        act.append(chosen[0])
-        log_prob.append(chosen[1])
-        if t < horizon:
-            next_obs, gained = imagine_step(world, obs[t], act[t], jax.tree.map(lambda x, t=t: x[t], noise.step))
-            reward.append(gained)
-            obs.append(next_obs)
-            alive.append(alive[t] * survives(task.terminates, next_obs))
-    return Rollout(*(jnp.stack(x) for x in (obs, act, log_prob, reward, alive)))
+    def step(carry, inputs):
+        obs, alive = carry
+        nudge, act_noise, step_noise = inputs
+        act, log_prob = _choose(actor(world.obs_normalizer.normalize(obs)) + nudge, act_noise)
+        next_obs, reward = imagine_step(world, obs, act, step_noise)
+        return (next_obs, alive * survives(task.terminates, next_obs)), (obs, act, log_prob, reward, alive)
+
+    first, inputs = (start, jnp.ones(start.shape[0])), (nudges[:-1], noise.act[:-1], noise.step)
+    # unrolled on a GPU, where a step is so short that the bookkeeping of a loop would show
+    (obs, alive), (*states, rewards, lives) = jax.lax.scan(step, first, inputs, unroll=on_gpu())
+    act, log_prob = _choose(actor(world.obs_normalizer.normalize(obs)) + nudges[-1], noise.act[-1])
+    states = (jnp.concatenate([x, last[None]]) for x, last in zip(states, (obs, act, log_prob), strict=True))
+    return Rollout(*states, rewards, jnp.concatenate([lives, alive[None]]))
 
 
 def no_nudges(task: Task, noise: RolloutNoise) -> Float[Array, "states batch out"]:

@@ -11,6 +11,7 @@ from doublehorizon.errors import RunError, UserError
 _COMMANDS = {
     "train": "train an agent on an environment, one seed or many",
     "compare": "compare a run with published curves, or with another run",
+    "bench": "measure how fast the algorithm runs on this machine",
 }
 
 

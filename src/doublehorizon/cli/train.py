@@ -37,8 +37,9 @@ class Train:
     """How many seeds to train side by side, in one process on one device."""
     seed: int = 0
     """The first seed."""
-    preset: Literal["dhmbpo", "quick"] = "dhmbpo"
-    """Where the numbers below start from: dhmbpo is the paper's, quick suits a CPU and a small task."""
+    preset: Literal["dhmbpo", "paper", "light", "quick"] = "dhmbpo"
+    """Where the numbers below start from: dhmbpo is the paper's algorithm with shorter late fits, paper has its own
+    fits and precision, light suits a CPU, quick a CPU and a small task."""
     out: Path | None = None
     """The run folder. Default: runs/ENV-DATE-TIME."""
     device: Literal["cpu", "gpu"] | None = None

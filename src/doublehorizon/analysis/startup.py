@@ -1,0 +1,71 @@
+"""How long a run takes from its start to its first step of learning: measured in processes of their own."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+
+from doublehorizon.errors import RunError
+
+
+def measure_starts(obs_size: int, act_size: int, num_seeds: int, platform: str | None) -> dict[str, dict[str, float]]:
+    """Seconds until the first fit step and the first policy update have run, with an empty compilation cache (cold)
+    and again with the cache that this left (warm)."""
+    with tempfile.TemporaryDirectory() as cache:
+        return {name: _start(obs_size, act_size, num_seeds, platform, cache) for name in ("cold", "warm")}
+
+
+def _start(obs_size: int, act_size: int, num_seeds: int, platform: str | None, cache: str) -> dict[str, float]:
+    environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": cache}
+    if platform is not None:
+        environment["JAX_PLATFORMS"] = platform
+    begun = time.time()
+    done = subprocess.run(
+        [sys.executable, "-m", "doublehorizon.analysis.startup", *map(str, (obs_size, act_size, num_seeds))],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode != 0:
+        raise RunError(f"measuring the start failed: {(done.stderr.strip().splitlines() or ['no word'])[-1]}")
+    stamps = json.loads(done.stdout.splitlines()[-1])
+    return {name: stamp - begun for name, stamp in stamps.items()}
+
+
+def main() -> None:
+    """Starts as a run does and prints at what time which point was reached."""
+    import jax
+
+    from doublehorizon import agent
+    from doublehorizon.analysis.speed import STEPS, compiled, prepare
+    from doublehorizon.cache import use_compilation_cache
+    from doublehorizon.config import Config
+    from doublehorizon.devices import find_devices, using
+    from doublehorizon.types import Task
+
+    obs_size, act_size, num_seeds = map(int, sys.argv[1:])
+    config, task = Config(), Task(obs_size, act_size, None)
+    use_compilation_cache()
+    devices = find_devices(None, num_seeds)
+    with using(devices):
+        bench = prepare(config, task, num_seeds, 20 * STEPS)
+        fit = compiled(devices, agent.fit_model, (config, bench.effort(), bench.replay), bench.state)
+        inputs = (
+            config,
+            task,
+            4 * config.policy.refresh_every,
+            bench.effort(),
+            bench.replay,
+        )  # few steps, same program
+        improve = compiled(devices, agent.improve_policy, inputs, bench.state)
+        state, metrics = fit.result()((config, bench.effort(), bench.replay), bench.state)
+        jax.block_until_ready(metrics)
+        first_fit_step = time.time()
+        jax.block_until_ready(improve.result()(inputs, state))
+    print(json.dumps({"first_fit_step": first_fit_step, "first_update": time.time()}))
+
+
+if __name__ == "__main__":
+    main()

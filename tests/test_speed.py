@@ -1,0 +1,106 @@
+"""What `bench` counts, against XLA's own count, and that it runs from end to end."""
+
+import json
+import sys
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from doublehorizon import kernels, rollouts
+from doublehorizon.agent import initial_state
+from doublehorizon.analysis import speed
+from doublehorizon.config import Config, CriticConfig, FitConfig, Horizons, ModelConfig, PolicyConfig
+from doublehorizon.fit import Examples, Minibatches, _gradient_step, _optimizer
+from doublehorizon.optimizers import start
+from doublehorizon.types import Task
+from doublehorizon.updates import Setting, critic_only_update, draw_chance, fresh_moments, joint_update
+
+WIDE = Config(  # so wide that products are nearly all of the work
+    horizons=Horizons(training=2),
+    model=ModelConfig(members=2, width=256),
+    fit=FitConfig(batch_size=128),
+    critic=CriticConfig(members=2, width=256),
+    policy=PolicyConfig(width=256, batch_size=128),
+)
+TASK = Task(17, 6, None)
+
+
+def counted(function, *arguments) -> float:
+    return jax.jit(function).lower(*arguments).compile().cost_analysis()["flops"]
+
+
+@pytest.mark.parametrize("joint", [True, False])
+def test_the_operations_of_an_update_are_those_that_xla_counts(monkeypatch, joint):
+    monkeypatch.setattr(rollouts, "on_gpu", lambda: True)  # unrolled: XLA counts a loop's body once
+    state = initial_state(WIDE, TASK, jnp.asarray(0))
+    setting = Setting(WIDE, TASK, state.world)
+    chance = draw_chance(setting, state.ring, state.key)
+    update = joint_update if joint else critic_only_update
+    found = counted(lambda p, m: update(setting, p, m, chance)[:2], state.policy, fresh_moments(WIDE, state.policy))
+    assert speed.update_needs(WIDE, TASK, joint)[0] == pytest.approx(found, rel=0.12)
+
+
+def test_the_operations_of_an_epoch_are_those_that_xla_counts():
+    state = initial_state(WIDE, TASK, jnp.asarray(0))
+    rows, members = WIDE.fit.batch_size, WIDE.model.members
+    examples = Examples(jnp.ones((rows, 23)), jnp.ones((rows, 18)))
+    noise, seeds = jnp.ones((members, rows)), jnp.ones((members, rows), jnp.uint32)
+    batch = Minibatches(examples, jnp.ones((rows, members)), noise, seeds)
+    model = state.world.members
+    found = counted(lambda m, o: _gradient_step(WIDE, m, o, batch), model, start(_optimizer(WIDE), model))
+    assert speed.epoch_needs(WIDE, TASK, 1, 0)[0] == pytest.approx(found, rel=0.12)
+
+
+def test_sixteen_bits_halve_the_bytes_of_hidden_layers(monkeypatch):
+    cpu = speed.epoch_needs(WIDE, TASK, 6, 0)[1]
+    monkeypatch.setattr(kernels, "interpret", True)
+    weights = 7 * 4 * speed.weights_of(WIDE, TASK)["model"] * 6 * WIDE.model.members
+    assert speed.epoch_needs(WIDE, TASK, 6, 0)[1] - weights == pytest.approx(0.5 * (cpu - weights))
+
+
+def test_bench_measures_and_compares(monkeypatch, tmp_path, capsys):
+    from doublehorizon import config
+    from doublehorizon.cli import bench
+    from worlds import TINY
+
+    monkeypatch.setitem(config.PRESETS, "quick", TINY)
+    monkeypatch.setattr(speed, "STEPS", 20)
+    baseline = tmp_path / "baseline.json"
+    arguments = ["--preset", "quick", "--rows", "5000", "--seeds", "2", "--no-start"]
+    assert bench.run([*arguments, "--json"]) == 0
+    text = capsys.readouterr().out
+    result = json.loads(text)
+    assert result["seeds"]["2"]["parts"]["fit_epoch"]["milliseconds"] > 0
+    assert 0 < result["seeds"]["2"]["parts"]["joint_update"]["share_of_flops"] < 1
+    assert result["seeds"]["2"]["iteration"]["measured"]
+    assert result["versions"]["jax"] == jax.__version__
+    baseline.write_text(text)
+    assert bench.run([*arguments, "--profile", "--baseline", str(baseline)]) == 0
+    shown = capsys.readouterr()
+    assert "joint update" in shown.out and "kernels" in shown.out and "ratio" in shown.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--seeds", "two"], "whole numbers"),
+        (["--seeds", "0,8"], "whole numbers"),
+        (["--rows", "7"], "multiple of 5"),
+        (["--baseline", "nowhere.json"], "not an output"),
+    ],
+)
+def test_mistakes_in_bench_are_one_line(arguments, words, monkeypatch, capsys):
+    from doublehorizon import cli
+
+    monkeypatch.setattr(sys, "argv", ["doublehorizon", "bench", *arguments])
+    assert cli._status(["bench", *arguments]) == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_warm_start_is_faster_than_a_cold_one():
+    from doublehorizon.analysis.startup import measure_starts
+
+    starts = measure_starts(3, 1, 1, "cpu")
+    assert starts["warm"]["first_update"] < starts["cold"]["first_update"]
