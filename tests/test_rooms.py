@@ -25,6 +25,7 @@ ROOMS = [
     "values",
     "updates",
     "agent",
+    "estimate",
     "logs",
     "train",
     "checkpoints",

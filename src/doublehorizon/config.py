@@ -242,11 +242,11 @@ QUICK = Config(
 
 LIGHT = Config(
     model=ModelConfig(members=4, width=128),
-    fit=FitConfig(batch_size=512, base_epochs=25.0),
+    fit=FitConfig(batch_size=512),
     critic=CriticConfig(width=128),
     policy=PolicyConfig(width=128, batch_size=128, ring_capacity=25_600, states_per_refresh=2560),
 )
-"""Half the width, half the batch, half the members and shorter fits, for a CPU and a task of the paper's kind."""
+"""Half the width, half the members and smaller batches, for a CPU and a task of the paper's kind."""
 
 PAPER = Config(model=ModelConfig(storage="float32"), fit=FitConfig(batches_factor=None), precision="float32")
 """The published algorithm's fit schedule and its float32 arithmetic."""

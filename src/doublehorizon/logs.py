@@ -48,13 +48,13 @@ class View:
             TextColumn("[bold]{task.description}"),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[pace]}"),
+            TextColumn("{task.fields[left]}"),
             TextColumn("{task.fields[news]}"),
             TimeElapsedColumn(),
             console=console,
             disable=not self._live,
         )
-        self._bar = self._progress.add_task(name, total=total_steps, pace="", news="starting")
+        self._bar = self._progress.add_task(name, total=total_steps, left="", news="starting")
         self._news, self._returns = "starting", ""
 
     def __enter__(self) -> "View":
@@ -74,14 +74,21 @@ class View:
         self._news = news
         self._show()
 
-    def advance(self, step: int, pace: float | None = None) -> None:
-        """So many steps are done; `pace` is the current number of steps per second, None while it is not yet typical
-        of what comes. Where there is no terminal this is a line of its own."""
-        left = "" if pace is None else f"{pace:.3g} steps/s, {_clock((self._total - step) / pace)} left"
-        self._progress.update(self._bar, completed=step, pace=left)
+    def advance(self, step: int, seconds_left: float | None = None) -> None:
+        """So many steps are done, and the rest takes at most so long, if that is known. Where there is no terminal
+        this is a line of its own."""
+        left = "" if seconds_left is None else f"at most {_clock(seconds_left)} left"
+        self._progress.update(self._bar, completed=step, left=left)
         self._show()
         if not self._live:
             self.say("  ".join(filter(None, [f"{self._name}  step {step}/{self._total}", left, self._returns])))
+
+    def estimated(self, seconds: float) -> None:
+        """How long the whole run will take, as soon as it can be told."""
+        hint = ""
+        if seconds > 2 * 3600:
+            hint = ". The preset light needs far less time on a CPU; a GPU is faster by two orders of magnitude"
+        self.say(f"{self._name}  the whole run takes at most about {_clock(seconds)} here{hint}")
 
     def evaluated(self, step: int, returns: list[float]) -> None:
         """A test return per seed."""

@@ -78,10 +78,14 @@ def training_rollout(
 
     first, inputs = (start, jnp.ones(start.shape[0])), (nudges[:-1], noise.act[:-1], noise.step)
     # unrolled on a GPU, where a step is so short that the bookkeeping of a loop would show
-    (obs, alive), (*states, rewards, lives) = jax.lax.scan(step, first, inputs, unroll=on_gpu())
+    (obs, alive), before = jax.lax.scan(step, first, inputs, unroll=on_gpu())
     act, log_prob = _choose(actor(world.obs_normalizer.normalize(obs)) + nudges[-1], noise.act[-1])
-    states = (jnp.concatenate([x, last[None]]) for x, last in zip(states, (obs, act, log_prob), strict=True))
-    return Rollout(*states, rewards, jnp.concatenate([lives, alive[None]]))
+    visited, acts, log_probs, rewards, lives = before
+
+    def then(x: Float[Array, "horizon ..."], last: Float[Array, "..."]) -> Float[Array, "states ..."]:
+        return jnp.concatenate([x, last[None]])
+
+    return Rollout(then(visited, obs), then(acts, act), then(log_probs, log_prob), rewards, then(lives, alive))
 
 
 def no_nudges(task: Task, noise: RolloutNoise) -> Float[Array, "states batch out"]:

@@ -19,6 +19,7 @@ from doublehorizon.config import Config, seed_iterations, steps_per_iteration
 from doublehorizon.devices import Background, Devices, Program, find_devices, over_seeds, using
 from doublehorizon.envs.make import EnvSpec
 from doublehorizon.errors import RunError, UserError
+from doublehorizon.estimate import seconds_left
 from doublehorizon.logs import CsvLog, View
 from doublehorizon.policy import NumpyPolicy
 from doublehorizon.replay import Replay
@@ -173,9 +174,7 @@ def train(
             if _is_evaluation(progress):
                 evaluations.start()
             evaluations.gather()
-            typical = progress.iteration > progress.first_fit
-            pace = progress.iteration_steps * progress.spec.action_repeat / clock.lap_total()
-            view.advance(progress.step, pace if typical else None)
+            _show_progress(progress, metrics, clock.laps, total_steps, view)
             going = callback is None or callback(progress) is not False
         if progress.policies is not None and not _is_evaluation(progress):
             evaluations.start()
@@ -184,6 +183,23 @@ def train(
     finally:
         if out is not None and progress.policies is not None:
             save_policies(progress, progress.policies, out)
+
+
+def _show_progress(
+    progress: Progress, metrics: dict[str, np.ndarray] | None, laps: dict[str, float], total_steps: int, view: View
+) -> None:
+    """Where the run stands and, once something was learnt, how long the rest takes at most."""
+    if metrics is None:
+        view.advance(progress.step)
+        return
+    steps, first = progress.iteration_steps, progress.iteration == progress.first_fit
+    last = -(-total_steps // (steps * progress.spec.action_repeat))
+    effort = agent.plan_effort(progress.config, progress.task, progress.num_rows, steps, first)
+    done = (effort, float(np.mean(metrics["model/epochs"])), laps)
+    left = seconds_left(progress.config, progress.task, steps, range(progress.iteration + 1, last + 1), done)
+    view.advance(progress.step, left)
+    if first:
+        view.estimated(progress.seconds + left)
 
 
 class _Evaluations:
@@ -236,7 +252,7 @@ def _learn(progress: Progress, clock: "_Clock", view: View) -> dict[str, np.ndar
     view.phase("compiling the fit")
     fit = progress.programs.fit.result()
     clock.lap("time/compile_seconds")
-    view.phase("fitting the model")
+    view.phase(f"fitting the model, at most {int(effort.max_epochs)} epochs")
     progress.state, model_metrics = fit((config, effort, progress.replay), progress.state)
     model_metrics = jax.device_get(model_metrics)
     clock.lap("time/fit_seconds")
@@ -314,10 +330,6 @@ class _Clock:
         now = time.monotonic()
         self.laps[name] = self.laps.get(name, 0.0) + now - self._last
         self._last = now
-
-    def lap_total(self) -> float:
-        """Seconds of this iteration."""
-        return sum(self.laps.values())
 
     def total(self) -> float:
         return time.monotonic() - self._begun

@@ -1,0 +1,117 @@
+"""Environment steps and seconds until a task is solved: doublehorizon beside the SAC of Stable-Baselines3 and of SBX.
+
+    python benchmarks/against.py --others PYTHON [--tasks Pendulum-v1 InvertedPendulum-v5] [--seeds 3]
+
+PYTHON is the interpreter of another environment with `pip install stable-baselines3 sbx-rl "gymnasium[mujoco]"`. Every
+run is a process of its own, one after the other, and its seconds count from its start: imports, compilation and
+evaluations included. A task is solved when the mean return of 10 test episodes reaches its mark; all are tested every
+200 steps, and stop when they are done. Compilation caches are warm: each system that has one first runs once
+unmeasured. The others run with their defaults, doublehorizon with `--preset quick`.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+MARKS = {"Pendulum-v1": -200.0, "InvertedPendulum-v5": 900.0}
+EVERY = 200  # steps between two tests; doublehorizon's iterations are as long
+LIMIT = 20_000
+SYSTEMS = ("doublehorizon", "sb3", "sbx")
+
+
+def run_doublehorizon(task: str, seed: int) -> int:
+    """Steps after which the task was solved."""
+    import gymnasium as gym
+    import numpy as np
+
+    import doublehorizon as dh
+
+    test, solved = gym.make(task), []
+    test.reset(seed=seed + 1000)
+
+    def episode(policy) -> float:
+        obs, total, over = test.reset()[0], 0.0, False
+        while not over:
+            obs, reward, terminated, truncated, _ = test.step(policy.predict(obs)[0])
+            total, over = total + float(reward), terminated or truncated
+        return total
+
+    def goes_on(progress) -> bool:
+        if progress.policies is not None and np.mean([episode(progress.policies[0]) for _ in range(10)]) >= MARKS[task]:
+            solved.append(progress.step)
+        return not solved
+
+    dh.DHMBPO(task, seed=seed, config=dh.presets.quick).learn(LIMIT, callback=goes_on)
+    return solved[0] if solved else -1
+
+
+def run_other(system: str, task: str, seed: int) -> int:
+    import gymnasium as gym
+    from stable_baselines3.common.evaluation import evaluate_policy
+
+    if system == "sb3":
+        from stable_baselines3 import SAC
+    else:
+        from sbx import SAC
+    model = SAC("MlpPolicy", task, seed=seed)
+    test = gym.make(task)
+    test.reset(seed=seed + 1000)
+    while model.num_timesteps < LIMIT:
+        model.learn(EVERY, reset_num_timesteps=False)
+        mean, _ = evaluate_policy(model, test, n_eval_episodes=10, warn=False)
+        if mean >= MARKS[task]:
+            return model.num_timesteps
+    return -1
+
+
+def measure(python: str, system: str, task: str, seed: int) -> tuple[int, float]:
+    begun = time.monotonic()
+    done = subprocess.run(
+        [python, __file__, "--one", system, task, str(seed)], capture_output=True, text=True, check=False
+    )
+    took = time.monotonic() - begun
+    if done.returncode != 0:
+        raise SystemExit(f"{system} on {task} failed: {done.stderr[-2000:]}")
+    return int(done.stdout.split()[-1]), took
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--others", help="interpreter with stable-baselines3 and sbx-rl")
+    parser.add_argument("--tasks", nargs="+", default=list(MARKS), choices=list(MARKS))
+    parser.add_argument("--systems", nargs="+", default=list(SYSTEMS), choices=SYSTEMS)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--json", type=Path, help="also write the figures here")
+    parser.add_argument("--one", nargs=3, metavar=("SYSTEM", "TASK", "SEED"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        system, task, seed = options.one
+        solve = run_doublehorizon if system == "doublehorizon" else lambda *a: run_other(system, *a)
+        print(solve(task, int(seed)))
+        return
+    results = []
+    for task in options.tasks:
+        for system in options.systems:
+            python = sys.executable if system == "doublehorizon" else options.others
+            if python is None:
+                parser.error("--others is needed for sb3 and sbx")
+            if system == "doublehorizon":
+                measure(python, system, task, 100)
+            found = [measure(python, system, task, seed) for seed in range(options.seeds)]
+            steps, seconds = ([one[k] for one in found] for k in (0, 1))
+            results.append({"task": task, "system": system, "steps": steps, "seconds": seconds})
+            print(
+                f"{task:<20} {system:<14} steps {statistics.median(steps):6.0f} {steps}  "
+                f"seconds {statistics.median(seconds):6.1f} {[round(s, 1) for s in seconds]}",
+                flush=True,
+            )
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
