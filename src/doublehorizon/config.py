@@ -233,12 +233,12 @@ def _require(holds: bool, name: str, value: object, needed: str) -> None:
 
 QUICK = Config(
     model=ModelConfig(width=128),
-    fit=FitConfig(batch_size=256, base_epochs=10.0),
+    fit=FitConfig(batch_size=256, base_epochs=30.0, first_effort=2.0),
     critic=CriticConfig(width=128),
     policy=PolicyConfig(width=128, batch_size=128, ring_capacity=25_600, states_per_refresh=2560),
-    loop=LoopConfig(steps_per_iteration=200),
+    loop=LoopConfig(steps_per_iteration=200, seed_iterations=2),
 )
-"""Small networks, short fits and short iterations, for a CPU and a small task."""
+"""Small networks, short iterations and few random steps, for a CPU and a small task."""
 
 LIGHT = Config(
     model=ModelConfig(members=4, width=128),
