@@ -72,6 +72,15 @@ class Program:
         """The program for arguments like these; it starts sooner than a first call, and can't be given others."""
         return self._jitted.lower(*arguments).compile()
 
+    def in_background(self, devices: Devices, *arguments: Any) -> "Background":
+        """The same in a thread of its own, for these devices."""
+
+        def work() -> Callable:
+            with using(devices):
+                return self.compiled(*arguments)
+
+        return Background(work)
+
 
 def program(donate: str) -> Callable[[Callable], Program]:
     """Makes a function a `Program` that reuses the memory of its arguments: "all", or "all-except-first"."""

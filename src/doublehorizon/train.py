@@ -16,7 +16,7 @@ from doublehorizon import agent
 from doublehorizon import replay as replays
 from doublehorizon.agent import AgentState
 from doublehorizon.config import Config, seed_iterations, steps_per_iteration
-from doublehorizon.devices import Background, Devices, Program, find_devices, over_seeds, using
+from doublehorizon.devices import Devices, find_devices, over_seeds
 from doublehorizon.envs.make import EnvSpec
 from doublehorizon.errors import RunError, UserError
 from doublehorizon.estimate import seconds_left
@@ -121,15 +121,9 @@ class Programs:
         state, replay = progress.state, progress.replay
         effort = agent.plan_effort(config, task, steps, steps, first=True)
 
-        def compiled(program: Program, *arguments: Any) -> Background:
-            def work() -> Callable:
-                with using(progress.devices):
-                    return program.compiled(*arguments)
-
-            return Background(work)
-
-        self.fit = compiled(agent.fit_model, (config, effort, replay), state)
-        self.improve = compiled(agent.improve_policy, (config, task, steps, effort, replay), state)
+        devices, inputs = progress.devices, (config, task, steps, effort, replay)
+        self.fit = agent.fit_model.in_background(devices, (config, effort, replay), state)
+        self.improve = agent.improve_policy.in_background(devices, inputs, state)
 
 
 def _capacity(config: Config, spec: EnvSpec, total_steps: int) -> int:

@@ -20,7 +20,7 @@ from doublehorizon import replay as replays
 from doublehorizon.agent import AgentState
 from doublehorizon.analysis.profiling import profile
 from doublehorizon.config import Config
-from doublehorizon.devices import Background, Devices, Program, over_seeds, using
+from doublehorizon.devices import Devices, Program, over_seeds
 from doublehorizon.kernels import on_gpu
 from doublehorizon.replay import Replay
 from doublehorizon.types import Effort, Task, Transition
@@ -165,9 +165,10 @@ def measure(bench: Bench, devices: Devices, say: Callable[[str], None], profiled
     }
     say("compiling")
     count, arrays = jnp.asarray(1, jnp.int32), (bench.state, bench.replay)
-    waiting = {name: compiled(devices, Program(run, "none"), *arrays, count) for name, run in runs.items()}
-    fit = compiled(devices, agent.fit_model, (config, bench.effort(), bench.replay), bench.state)
-    improve = compiled(devices, agent.improve_policy, (config, task, STEPS, bench.effort(), bench.replay), bench.state)
+    waiting = {name: Program(run, "none").in_background(devices, *arrays, count) for name, run in runs.items()}
+    inputs = (config, task, STEPS, bench.effort(), bench.replay)
+    fit = agent.fit_model.in_background(devices, (config, bench.effort(), bench.replay), bench.state)
+    improve = agent.improve_policy.in_background(devices, inputs, bench.state)
 
     batches, held_out = int(bench.effort().fit_batches), bench.num_rows // config.fit.held_out_every
     held_out = min(held_out, config.fit.batches_per_epoch * config.fit.batch_size)
@@ -201,16 +202,6 @@ def measure(bench: Bench, devices: Devices, say: Callable[[str], None], profiled
             "10 epochs": profile(lambda: epochs(10)),
         }
     return result
-
-
-def compiled(devices: Devices, program: Program, *arguments: Any) -> Background:
-    """The program, compiled in the background for these devices."""
-
-    def work() -> Callable:
-        with using(devices):
-            return program.compiled(*arguments)
-
-    return Background(work)
 
 
 def peak_gib(devices: Devices) -> float:

@@ -39,7 +39,7 @@ def main() -> None:
     import jax
 
     from doublehorizon import agent
-    from doublehorizon.analysis.speed import STEPS, compiled, prepare
+    from doublehorizon.analysis.speed import STEPS, prepare
     from doublehorizon.cache import use_compilation_cache
     from doublehorizon.config import Config
     from doublehorizon.devices import find_devices, using
@@ -51,7 +51,7 @@ def main() -> None:
     devices = find_devices(None, num_seeds)
     with using(devices):
         bench = prepare(config, task, num_seeds, 20 * STEPS)
-        fit = compiled(devices, agent.fit_model, (config, bench.effort(), bench.replay), bench.state)
+        fit = agent.fit_model.in_background(devices, (config, bench.effort(), bench.replay), bench.state)
         inputs = (
             config,
             task,
@@ -59,7 +59,7 @@ def main() -> None:
             bench.effort(),
             bench.replay,
         )  # few steps, same program
-        improve = compiled(devices, agent.improve_policy, inputs, bench.state)
+        improve = agent.improve_policy.in_background(devices, inputs, bench.state)
         state, metrics = fit.result()((config, bench.effort(), bench.replay), bench.state)
         jax.block_until_ready(metrics)
         first_fit_step = time.time()
