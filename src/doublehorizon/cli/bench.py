@@ -88,23 +88,26 @@ def _measure(options: Options, counts: list[int]) -> dict[str, Any]:
 
         devices = find_devices(None, max(counts))
         result: dict[str, Any] = _about(options, devices)
-        with using(devices[:1]):
-            status.update("the machine's limits")
-            result["limits"] = speed.limits()
+        found = {}
         for count in counts:
             devices = find_devices(None, count)
             with using(devices):
                 bench = speed.prepare(preset(options.preset), Task(*sizes, None), count, options.rows)
                 say = lambda what, n=count: status.update(f"{n} seed(s): {what}")  # noqa: E731
                 measured = speed.measure(bench, devices, say, options.profile)
-            parts = {name: _shares(part, count, result["limits"]) for name, part in measured["parts"].items()}
+            found[count] = measured["parts"]
             result["seeds"][str(count)] = {
-                "parts": parts,
                 "iteration": measured["iteration"],
                 "profiles": measured.get("profiles", {}),
                 "peak_gib": speed.peak_gib(devices),
                 "start_seconds": starts.get(str(count)),
             }
+        with using(find_devices(None, 1)):  # last: its large arrays must not count as the algorithm's peak memory
+            status.update("the machine's limits")
+            result["limits"] = speed.limits()
+    for count, parts in found.items():
+        shares = {name: _shares(part, count, result["limits"]) for name, part in parts.items()}
+        result["seeds"][str(count)]["parts"] = shares
     return result
 
 
