@@ -232,10 +232,10 @@ def _require(holds: bool, name: str, value: object, needed: str) -> None:
 
 
 QUICK = Config(
-    model=ModelConfig(width=128),
+    model=ModelConfig(members=4, width=128),
     fit=FitConfig(batch_size=256, base_epochs=30.0, first_effort=2.0),
     critic=CriticConfig(width=128),
-    policy=PolicyConfig(width=128, batch_size=128, ring_capacity=25_600, states_per_refresh=2560),
+    policy=PolicyConfig(width=128, batch_size=64, ring_capacity=12_800, states_per_refresh=1280),
     loop=LoopConfig(steps_per_iteration=200, seed_iterations=2),
 )
 """Small networks, short iterations and few random steps, for a CPU and a small task."""
