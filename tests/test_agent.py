@@ -12,8 +12,10 @@ from doublehorizon.devices import Program
 from doublehorizon.envs.make import describe, factory, make
 from doublehorizon.errors import RunError
 from doublehorizon.logs import View
+from doublehorizon.progress import Progress, begin
 from doublehorizon.rollouts import no_nudges, training_rollout
-from doublehorizon.train import Progress, begin, train
+from doublehorizon.seats import Recipe
+from doublehorizon.train import train
 from doublehorizon.types import Effort, Task
 from doublehorizon.updates import (
     Setting,
@@ -32,7 +34,7 @@ HOPPER = describe(make("paper/Hopper"))
 
 def run(seeds: list[int], steps: int, env: str = "Pendulum-v1", spec=SPEC, config=TINY) -> Progress:
     progress = begin(config, spec, seeds, steps)
-    with Crew(factory(env), spec, seeds) as crew, View(env, steps, quiet=True) as view:
+    with Crew(Recipe(factory(env), spec), seeds) as crew, View(env, steps, quiet=True) as view:
         train(progress, crew, steps, None, view, None)
     return progress
 
@@ -54,7 +56,7 @@ def collected(seeds: list[int]) -> Progress:
 
 
 def one_epoch_and_one_update(progress: Progress):
-    small = Effort(*(jnp.asarray(n, jnp.int32) for n in (20, 1, 100, 1, 1)))
+    small = Effort(*(jnp.asarray(n, jnp.int32) for n in (20, 1, 100, 1, 1, 1)))
     state, _ = agent.fit_model((TINY, small, progress.replay), progress.state)
     members = leaves(state.world.members)
 
@@ -90,7 +92,7 @@ def test_a_seed_full_of_nan_leaves_the_others_alone():
         if poison:
             bad = progress.state.policy.actor.mlp.layers[0].weight.at[0].set(jnp.nan)
             progress.state = eqx.tree_at(lambda s: s.policy.actor.mlp.layers[0].weight, progress.state, bad)
-        effort = Effort(*(jnp.asarray(n, jnp.int32) for n in (20, 1, 3, 3, 2)))
+        effort = Effort(*(jnp.asarray(n, jnp.int32) for n in (20, 1, 3, 3, 1, 2)))
         state, _ = agent.fit_model((TINY, effort, progress.replay), progress.state)
         state, _ = agent.improve_policy((TINY, progress.task, 20, effort, progress.replay), state)
         return leaves(state)
@@ -160,7 +162,7 @@ def test_the_actors_gradient_is_that_through_the_whole_rollout():
 
 def test_critic_only_updates_leave_the_actor_and_the_temperature_alone():
     progress = collected([0])
-    effort = Effort(*(jnp.asarray(n, jnp.int32) for n in (20, 1, 3, 3, 0)))
+    effort = Effort(*(jnp.asarray(n, jnp.int32) for n in (20, 1, 3, 3, 1, 0)))
     before = leaves((progress.state.policy.actor, progress.state.policy.log_temperature))
     critics = leaves(progress.state.policy.critics)
     state, _ = agent.improve_policy((TINY, progress.task, 20, effort, progress.replay), progress.state)
@@ -171,7 +173,7 @@ def test_critic_only_updates_leave_the_actor_and_the_temperature_alone():
 
 
 def planned(config: Config, num_rows: int, first: bool) -> list[int]:
-    effort = agent.plan_effort(config, Task(17, 6, None), num_rows, 1000, first)
+    effort = agent.plan(config, Task(17, 6, None), num_rows, 1000, first)
     return [int(x) for x in (effort.fit_batches, effort.patience, effort.max_epochs, effort.num_rounds)]
 
 
@@ -196,7 +198,7 @@ def test_a_seed_that_diverges_is_named():
     bad = progress.state.policy.actor.mlp.layers[0].weight.at[1].set(jnp.nan)
     progress.state = eqx.tree_at(lambda s: s.policy.actor.mlp.layers[0].weight, progress.state, bad)
     with (
-        Crew(factory("Pendulum-v1"), SPEC, [0, 1], progress.iteration) as crew,
+        Crew(Recipe(factory("Pendulum-v1"), SPEC, progress.iteration), [0, 1]) as crew,
         View("Pendulum-v1", 60, quiet=True) as view,
         pytest.raises(RunError, match="seed 1 diverged at step 40"),
     ):

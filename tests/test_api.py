@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 import doublehorizon as dh
-from doublehorizon.config import Config, FitConfig, LoopConfig, from_json, to_json
+from doublehorizon.config import Config, FitConfig, LoopConfig
+from doublehorizon.records import from_json, to_json
 from worlds import TINY
 
 
@@ -142,18 +143,3 @@ def test_mistakes_are_told_in_one_line(tmp_path, trained):
 def test_a_config_survives_json():
     assert from_json(json.loads(json.dumps(to_json(TINY)))) == TINY
     assert from_json({}) == Config()
-
-
-def test_an_environment_that_ends_without_a_known_rule_is_named():
-    def cut_short():
-        class CutShort(gym.Wrapper):
-            def step(self, action):
-                obs, reward, _, truncated, info = self.env.step(action)
-                return obs, reward, bool(abs(obs[2]) > 0.5), truncated, info
-
-        env = CutShort(gym.make("Pendulum-v1", max_episode_steps=50))
-        env.unwrapped.spec = None
-        return env
-
-    with pytest.raises(dh.UserError, match="is_terminal"), pytest.warns(UserWarning, match="no rule known"):
-        dh.DHMBPO(cut_short, config=TINY).learn(40)

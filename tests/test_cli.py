@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import doublehorizon as dh
+from doublehorizon.records import from_json
 from worlds import TINY
 
 TINY_OPTIONS = (
@@ -15,7 +16,8 @@ TINY_OPTIONS = (
     "--fit.batches-per-epoch 2 --fit.base-epochs 2 --fit.first-effort 2 --critic.members 3 --critic.width 16 "
     "--policy.width 16 --policy.batch-size 8 --policy.refresh-every 4 --policy.ring-capacity 120 "
     "--policy.states-per-refresh 40 "
-    "--loop.steps-per-iteration 20 --loop.seed-iterations 2 --loop.evaluate-every 2 --loop.evaluation-episodes 2"
+    "--loop.steps-per-iteration 20 --loop.seed-iterations 2 --loop.evaluate-every 2 --loop.evaluation-episodes 2 "
+    "--terminator.members 2 --terminator.width 8 --terminator.batch-size 16 --terminator.batches 20"
 )
 
 
@@ -32,7 +34,7 @@ def test_any_number_can_be_set_on_the_command_line(run_folder):
     assert str(run_folder) in done.stdout and "final test return" in done.stdout
     assert "step 60/60" in done.stderr
     about = json.loads((run_folder / "config.json").read_text())
-    assert dh.config.from_json(about["config"]) == TINY and about["seeds"] == [3]
+    assert from_json(about["config"]) == TINY and about["seeds"] == [3]
     before = sorted((p.name, p.stat().st_mtime) for p in run_folder.iterdir())
     again = command(*words)
     assert again.returncode == 2 and "already holds a run" in again.stderr
@@ -73,6 +75,7 @@ def test_an_environment_that_fails_leaves_what_was_learnt(run_folder, tmp_path):
         f"""
 import gymnasium as gym, doublehorizon as dh, sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})
+from doublehorizon.records import from_json
 from worlds import TINY
 
 class Failing(gym.Wrapper):

@@ -10,12 +10,14 @@ from doublehorizon.rollouts import draw_noise
 from doublehorizon.types import Task
 from worlds import TINY, LineMember, line_world, random_world
 
+ENDLESS = Task(1, 1, None)
+
 
 def test_every_row_is_predicted_by_one_member_and_every_member_gets_an_equal_share():
     # member m drifts by 10^m, so the displacement of a row names its member
     world = line_world(4, drift=(1.0, 10.0, 100.0, 1000.0))
     noise = jax.tree.map(lambda x: x[0], draw_noise(Task(1, 1, None), 1, 32, jr.key(0)).step)
-    next_obs, reward = imagine_step(world, jnp.zeros((32, 1)), jnp.zeros((32, 1)), noise)
+    next_obs, reward = imagine_step(ENDLESS, world, jnp.zeros((32, 1)), jnp.zeros((32, 1)), noise)
     values, counts = np.unique(np.asarray(next_obs[:, 0]), return_counts=True)
     np.testing.assert_allclose(values, [1.0, 10.0, 100.0, 1000.0])
     np.testing.assert_array_equal(counts, [8, 8, 8, 8])
@@ -36,7 +38,7 @@ def test_mean_and_noise_of_a_row_come_from_the_same_member():
     world = World(members, identity(1), identity(2))
     order = jr.permutation(jr.key(2), 64)
     next_obs, _ = imagine_step(
-        world, jnp.zeros((64, 1)), jnp.zeros((64, 1)), StepNoise(jnp.ones((64, 1)), order, jnp.argsort(order))
+        ENDLESS, world, jnp.zeros((64, 1)), jnp.zeros((64, 1)), StepNoise(jnp.ones((64, 1)), order, jnp.argsort(order))
     )
     assert sorted(set(np.asarray(next_obs[:, 0]).round(3).tolist())) == [0.0, 105.0]
 
@@ -45,7 +47,7 @@ def test_rows_keep_their_places_under_the_shuffle():
     world = line_world(2)
     obs, act = jnp.arange(8.0)[:, None], 0.1 * jnp.arange(8.0)[:, None]
     order = jr.permutation(jr.key(3), 8)
-    next_obs, reward = imagine_step(world, obs, act, StepNoise(jnp.zeros((8, 1)), order, jnp.argsort(order)))
+    next_obs, reward = imagine_step(ENDLESS, world, obs, act, StepNoise(jnp.zeros((8, 1)), order, jnp.argsort(order)))
     np.testing.assert_allclose(next_obs, obs + act, rtol=1e-6)
     np.testing.assert_allclose(reward, (obs + act)[:, 0], rtol=1e-6)
 
@@ -58,7 +60,7 @@ def test_a_step_denormalises_what_a_member_predicts():
         Normalizer(jnp.array([10.0, 0.5]), jnp.array([3.0, 2.0])),
     )
     noise = StepNoise(jnp.zeros((1, 1)), jnp.zeros(1, jnp.int32), jnp.zeros(1, jnp.int32))
-    next_obs, reward = imagine_step(world, jnp.array([[6.0]]), jnp.array([[0.5]]), noise)
+    next_obs, reward = imagine_step(ENDLESS, world, jnp.array([[6.0]]), jnp.array([[0.5]]), noise)
     assert float(next_obs[0, 0]) == pytest.approx(6.0 + 0.5 * 2.0 + 0.5)
     assert float(reward[0]) == pytest.approx(1.5 * 3.0 + 10.0)
 
@@ -81,15 +83,17 @@ def test_statistics_cover_the_stored_rows_only_and_never_divide_by_zero():
 
 
 def test_a_task_without_a_rule_never_ends():
-    assert survives(None, jnp.full((3, 1), jnp.nan)).tolist() == [1.0, 1.0, 1.0]
-    assert survives(lambda obs: obs[..., 0] > 2.0, jnp.array([[1.0], [3.0]])).tolist() == [1.0, 0.0]
+    world, before = line_world(), (jnp.zeros((2, 1)), jnp.zeros((2, 1)))
+    assert survives(ENDLESS, world, before, jnp.full((2, 1), jnp.nan), None).tolist() == [1.0, 1.0]
+    past_two = Task(1, 1, lambda obs: obs[..., 0] > 2.0)
+    assert survives(past_two, world, before, jnp.array([[1.0], [3.0]]), None).tolist() == [1.0, 0.0]
 
 
 def test_the_ensemble_step_equals_members_called_by_hand():
     world = random_world(3, 2, TINY.model.members)
     obs, act = jr.normal(jr.key(0), (4, 3)), jr.normal(jr.key(1), (4, 2))
     order = jnp.array([2, 0, 3, 1])  # rows 2 and 0 go to member 0, rows 3 and 1 to member 1
-    next_obs, reward = imagine_step(world, obs, act, StepNoise(jnp.zeros((4, 3)), order, jnp.argsort(order)))
+    next_obs, reward = imagine_step(ENDLESS, world, obs, act, StepNoise(jnp.zeros((4, 3)), order, jnp.argsort(order)))
     for row, member in ((2, 0), (0, 0), (3, 1), (1, 1)):
         one = jax.tree.map(lambda x, m=member: x[m], world.members)
         out = one(jnp.concatenate([obs[row], act[row]])[None])[0]

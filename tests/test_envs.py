@@ -1,14 +1,17 @@
 import gymnasium as gym
 import numpy as np
 import pytest
+from gymnasium import spaces
 from gymnasium.spaces import Box, Discrete
 
-from doublehorizon.config import LoopConfig
+from doublehorizon.config import Config, LoopConfig
 from doublehorizon.envs import paper
-from doublehorizon.envs.make import Simulator, describe, make
+from doublehorizon.envs.check import complaints
+from doublehorizon.envs.make import Simulator, describe, factory, make
+from doublehorizon.envs.spaces import flat_observations
 from doublehorizon.envs.termination import never
 from doublehorizon.errors import UserError
-from doublehorizon.workers import Seat
+from doublehorizon.seats import Seat
 
 # Mean and standard deviation over 8 seeds of the published evaluations at step 0 (random actions, 10 episodes each),
 # from the CSV files that the authors of the paper publish with their code.
@@ -64,15 +67,20 @@ def test_humanoid_moves_for_free_and_hopper_velocities_are_not_clipped():
 def test_known_rules_agree_with_the_environment(env_id):
     env = make(env_id)
     spec = describe(env)
-    batch = Seat(Simulator(env, spec), seed=1).collect(None, 400)
+    batch = Seat(Simulator(env, spec), seed=1).collect(None, 0, 400)
     assert spec.terminates is not None
     np.testing.assert_array_equal(spec.terminates(batch["next_obs"]), batch["terminated"] > 0)
-    assert spec.never_ends == (env_id in ("paper/HalfCheetah", "Pendulum-v1", "Reacher-v5", "Swimmer-v5"))
+    assert spec.termination == "known"
+    assert (spec.rule is None) == (env_id in ("paper/HalfCheetah", "Pendulum-v1", "Reacher-v5", "Swimmer-v5"))
 
 
 def test_options_that_may_change_the_rule_make_it_unknown():
     assert describe(gym.make("Hopper-v5", terminate_when_unhealthy=False)).terminates is None
     assert describe(gym.make("Hopper-v5", render_mode="rgb_array")).terminates is not None
+
+
+def limited(**loop) -> Config:
+    return Config(loop=LoopConfig(**loop))
 
 
 class Lever(gym.Env):
@@ -93,7 +101,7 @@ class Lever(gym.Env):
 
 
 def test_actions_are_scaled_to_uneven_bounds_and_the_limit_cuts_off():
-    simulator = Simulator(Lever(), describe(Lever(), LoopConfig(time_limit=3)))
+    simulator = Simulator(Lever(), describe(Lever(), limited(time_limit=3)))
     simulator.reset(seed=0)
     np.testing.assert_allclose(simulator.step(np.array([-1.0, -1.0]))[0], [0.0, -10.0])
     np.testing.assert_allclose(simulator.step(np.array([0.0, 0.5]))[0], [0.5, 20.0])
@@ -103,18 +111,19 @@ def test_actions_are_scaled_to_uneven_bounds_and_the_limit_cuts_off():
 
 
 def test_an_action_is_held_for_its_repeats_and_the_rewards_add_up():
-    simulator = Simulator(Lever(), describe(Lever(), LoopConfig(time_limit=2, action_repeat=3)))
+    simulator = Simulator(Lever(), describe(Lever(), limited(time_limit=2, action_repeat=3)))
     simulator.reset(seed=0)
     assert simulator.step(np.zeros(2))[1:] == (3.0, False, False)
     assert simulator.step(np.zeros(2))[1:] == (3.0, False, True)
-    assert describe(make("Pendulum-v1"), LoopConfig(action_repeat=2)).time_limit == 100
-    longer = Simulator(make("Pendulum-v1", 300), describe(make("Pendulum-v1", 300)))
+    assert describe(make("Pendulum-v1"), limited(action_repeat=2)).time_limit == 100
+    env = make("Pendulum-v1", LoopConfig(time_limit=300))
+    longer = Simulator(env, describe(env))
     longer.reset(seed=0)
     assert [longer.step(np.zeros(1))[3] for _ in range(300)].index(True) == 299
 
 
 def test_an_environments_own_rule_is_used():
-    rule = describe(Lever(), LoopConfig(time_limit=3)).terminates
+    rule = describe(Lever(), limited(time_limit=3)).terminates
     assert rule is not None
     assert rule(np.array([[6.0, 0.0], [4.0, 0.0]])).tolist() == [True, False]
 
@@ -129,11 +138,14 @@ class Shape(Lever):
     ("env", "words"),
     [
         (Shape(action_space=Discrete(3)), ["Discrete(3)", "continuous"]),
-        (Shape(action_space=Box(-np.inf, np.inf, (2,))), ["without bounds", "RescaleAction"]),
+        (Shape(action_space=Box(-np.inf, np.inf, (2,))), ["without bounds", "TransformAction"]),
         (Shape(observation_space=Box(0, 255, (8, 8, 3), np.uint8)), ["images", "(8, 8, 3)"]),
-        (Shape(observation_space=Discrete(4)), ["Discrete(4)", "FlattenObservation"]),
-        (Shape(observation_space=Box(-1, 1, (2, 3))), ["(2, 3)", "FlattenObservation"]),
-        (Shape(action_space=Box(-1, 1, (2, 3))), ["(2, 3)", "vector"]),
+        (Shape(observation_space=Box(0, 1, (84, 84, 3))), ["images", "(84, 84, 3)"]),
+        (Shape(observation_space=spaces.Dict(eye=Box(0, 255, (8, 8), np.uint8))), ["images", "(8, 8)"]),
+        (Shape(observation_space=spaces.Sequence(Discrete(2))), ["Sequence", "one vector"]),
+        (Shape(observation_space=Box(-1, 1, (0,))), ["nothing"]),
+        (Shape(action_space=Box(0, 3, (2,), np.int32)), ["int32", "continuous"]),
+        (Shape(action_space=Box(np.zeros(2), np.array([1.0, 0.0]), dtype=np.float64)), ["without room"]),
         (Shape(), ["time limit", "--loop.time-limit"]),
     ],
 )
@@ -157,7 +169,7 @@ def test_bad_numbers_from_an_environment_are_named():
         def step(self, action):
             return np.array([np.nan, 0.0]), 1.0, False, False, {}
 
-    simulator = Simulator(Broken(), describe(Broken(), LoopConfig(time_limit=3)))
+    simulator = Simulator(Broken(), describe(Broken(), limited(time_limit=3)))
     simulator.reset(seed=0)
     with pytest.raises(UserError, match="Broken returned an observation"):
         simulator.step(np.zeros(2))
@@ -165,3 +177,105 @@ def test_bad_numbers_from_an_environment_are_named():
 
 def test_never_is_never():
     assert not never(np.ones((4, 2))).any()
+
+
+def test_observations_of_any_space_become_one_vector():
+    space = spaces.Dict(
+        joints=Box(-1, 1, (2, 2)),
+        mode=Discrete(3),
+        feet=spaces.Tuple([Box(0, 9, (1,), np.int64), spaces.MultiBinary(2)]),
+    )
+    seen = {"joints": np.arange(4.0).reshape(2, 2), "mode": 1, "feet": (np.array([7]), np.array([0, 1]))}
+
+    class Body(Shape):
+        def reset(self, *, seed=None, options=None):
+            return seen, {}
+
+    env = Body(observation_space=space, action_space=Box(-2, 2, (2, 3)))
+    spec = describe(env, limited(time_limit=3))
+    assert (spec.obs_size, spec.act_size) == (10, 6)
+    flat = Simulator(env, spec).reset(seed=0)
+    assert flat.dtype == np.float32
+    np.testing.assert_array_equal(np.sort(flat), [0, 0, 0, 0, 1, 1, 1, 2, 3, 7])
+    np.testing.assert_array_equal(flat, flat_observations(space, seen))
+    boxes = flat_observations(Box(-1, 1, (2, 2)), np.zeros((5, 2, 2)))
+    assert boxes.shape == (5, 4)
+    with pytest.raises(UserError, match="shape"):
+        flat_observations(Box(-1, 1, (2, 2)), np.zeros(4))
+
+
+def test_an_observation_that_is_not_of_its_space_is_named():
+    env = Shape(observation_space=spaces.Dict(a=Box(-1, 1, (2,))))
+    with pytest.raises(UserError, match="not of its observation space"):
+        Simulator(env, describe(env, limited(time_limit=3))).reset(seed=0)
+
+
+@pytest.mark.parametrize(
+    ("termination", "env_id", "expected"),
+    [
+        ("auto", "Hopper-v5", "known"),
+        ("auto", "MountainCarContinuous-v0", "learned"),
+        ("learned", "Hopper-v5", "learned"),
+        ("never", "Hopper-v5", "never"),
+        ("known", "Hopper-v5", "known"),
+    ],
+)
+def test_how_the_model_knows_that_an_episode_ends(termination, env_id, expected):
+    spec = describe(make(env_id), Config(termination=termination))
+    assert spec.termination == expected
+    assert (spec.rule is not None) == (expected == "known")
+
+
+def test_a_rule_that_is_asked_for_must_be_known():
+    with pytest.raises(UserError, match="no rule is known for MountainCarContinuous-v0"):
+        describe(make("MountainCarContinuous-v0"), Config(termination="known"))
+
+
+def test_module_and_function_name_an_environment(tmp_path, monkeypatch):
+    (tmp_path / "my_robot.py").write_text(
+        "import gymnasium as gym\n"
+        "def make_env():\n    return gym.make('Pendulum-v1')\n"
+        "def make_pie():\n    return 3.14\n"
+        "flour = 500\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert factory("my_robot:make_env")().spec.id == "Pendulum-v1"
+    for name, words in (
+        ("my_robot:make_bread", "cannot be imported.*make_bread"),
+        ("your_robot:make_env", "cannot be imported.*your_robot"),
+        ("my_robot:make_pie", "returned a float"),
+        ("my_robot:flour", "is a int"),
+    ):
+        with pytest.raises(UserError, match=words):
+            make(name)
+
+
+def test_gymnasiums_complaints_are_passed_on_in_a_line():
+    assert complaints(gym.make("Pendulum-v1"), "Pendulum") == []
+
+    class Sound(Lever):
+        def reset(self, *, seed=None, options=None):
+            gym.Env.reset(self, seed=seed)
+            return np.zeros(2, np.float32), {}
+
+        def step(self, action):
+            return np.asarray(action, np.float32), 1.0, False, False, {}
+
+    assert complaints(Sound(), "Sound") == []
+
+    class OldStyle(Sound):
+        def reset(self, *, seed=None, options=None):
+            return super().reset(seed=seed)[0]
+
+    with pytest.raises(
+        UserError, match=r"OldStyle does not pass Gymnasium's check_env: .*\(obs, info\).*--no-check"
+    ) as no:
+        complaints(OldStyle(), "OldStyle")
+    assert "\n" not in str(no.value)
+
+    class Raises(Sound):
+        def step(self, action):
+            raise ZeroDivisionError("the motor is gone")
+
+    with pytest.raises(UserError, match="ZeroDivisionError: the motor is gone"):
+        complaints(Raises(), "Raises")

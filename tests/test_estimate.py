@@ -2,7 +2,7 @@
 
 import pytest
 
-from doublehorizon.agent import plan_effort
+from doublehorizon.agent import plan
 from doublehorizon.config import PAPER, Config
 from doublehorizon.estimate import seconds_left
 from doublehorizon.types import Task
@@ -15,22 +15,22 @@ def laps(fit: float, improve: float, collect: float = 0.0) -> dict[str, float]:
 
 
 def test_iterations_that_are_alike_take_as_long_as_the_last_one():
-    effort = plan_effort(PAPER, TASK, 70_000, 1000, first=False)
-    left = seconds_left(PAPER, TASK, 1000, range(71, 81), (effort, 722.0, laps(30.0, 8.0, 2.0)))
+    effort = plan(PAPER, TASK, 70_000, 1000, first=False)
+    left = seconds_left(PAPER, TASK, 1000, [1000 * i for i in range(71, 81)], (effort, 722.0, laps(30.0, 8.0, 2.0)))
     assert left == pytest.approx(10 * 40.0)
 
 
 def test_the_longer_first_iteration_is_not_taken_for_the_rule():
     # 3612 epochs of one minibatch and one validation chunk (3 + 1 units) in 3612 s, so a unit is 0.25 s; the next
     # fit has 722 epochs of two minibatches and one chunk (6 + 1 units)
-    effort = plan_effort(Config(), TASK, 5000, 1000, first=True)
-    left = seconds_left(Config(), TASK, 1000, range(7, 8), (effort, 3612.0, laps(3612.0, 0.0)))
+    effort = plan(Config(), TASK, 5000, 1000, first=True)
+    left = seconds_left(Config(), TASK, 1000, [7000], (effort, 3612.0, laps(3612.0, 0.0)))
     assert left == pytest.approx(722 * 7 * 0.25)
     # 5000 joint updates and 250 of the critics at 0.4 against 1000 and 250
-    left = seconds_left(Config(), TASK, 1000, range(7, 8), (effort, 3612.0, laps(0.0, 5100.0)))
+    left = seconds_left(Config(), TASK, 1000, [7000], (effort, 3612.0, laps(0.0, 5100.0)))
     assert left == pytest.approx(1100.0)
 
 
 def test_nothing_is_left_at_the_end():
-    effort = plan_effort(Config(), TASK, 70_000, 1000, first=False)
-    assert seconds_left(Config(), TASK, 1000, range(71, 71), (effort, 100.0, laps(1.0, 1.0))) == 0.0
+    effort = plan(Config(), TASK, 70_000, 1000, first=False)
+    assert seconds_left(Config(), TASK, 1000, [], (effort, 100.0, laps(1.0, 1.0))) == 0.0

@@ -86,7 +86,7 @@ def problem(num_seeds: int, num_rows: int = 200):
 
 
 def effort(patience: int, max_epochs: int, num_rows: int = 200) -> Effort:
-    return Effort(*(jnp.asarray(n, jnp.int32) for n in (num_rows, 2, patience, max_epochs, 1)))
+    return Effort(*(jnp.asarray(n, jnp.int32) for n in (num_rows, 2, patience, max_epochs, 1, 1)))
 
 
 fit = eqx.filter_jit(fits.fit)

@@ -8,7 +8,7 @@ from doublehorizon.envs.make import describe, make
 from doublehorizon.errors import UserError
 from doublehorizon.networks import mean_and_std
 from doublehorizon.policy import NumpyPolicy, load_policy
-from doublehorizon.train import begin
+from doublehorizon.progress import begin
 from worlds import TINY, random_actor
 
 

@@ -1,6 +1,10 @@
+import re
+import signal
 import subprocess
 import sys
 import threading
+import time
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -8,13 +12,14 @@ import pytest
 
 from doublehorizon.envs.make import describe, factory, make
 from doublehorizon.errors import RunError, UserError
+from doublehorizon.seats import Recipe
 from doublehorizon.workers import Crew
 
 SPEC = describe(make("Pendulum-v1"))
 
 
 def crew(seeds: list[int], in_process: bool = False, env="Pendulum-v1") -> Crew:
-    return Crew(factory(env), SPEC, seeds, in_process=in_process)
+    return Crew(Recipe(factory(env), SPEC), seeds, in_process=in_process)
 
 
 def test_a_seed_collects_the_same_whoever_is_beside_it():
@@ -27,7 +32,10 @@ def test_a_seed_collects_the_same_whoever_is_beside_it():
 
 
 def test_a_later_crew_does_not_repeat_an_earlier_one():
-    with crew([0], in_process=True) as first, Crew(factory("Pendulum-v1"), SPEC, [0], 5, in_process=True) as later:
+    with (
+        crew([0], in_process=True) as first,
+        Crew(Recipe(factory("Pendulum-v1"), SPEC, 5), [0], in_process=True) as later,
+    ):
         one, other = first.collect(None, 20), later.collect(None, 20)
     assert not np.isclose(one["obs"], other["obs"]).all(axis=-1).any()
     assert not np.isclose(one["act"], other["act"]).any()
@@ -68,37 +76,133 @@ def test_evaluations_run_in_the_background_and_are_seeded_by_the_step():
     assert len(set(found.values())) == 6
 
 
-def test_an_environment_that_raises_is_reported_with_its_traceback():
-    def broken():
-        class Broken(gym.Wrapper):
+def altered(step):
+    """Pendulum whose 7th step is another."""
+
+    def make_it():
+        class Altered(gym.Wrapper):
+            count = 0
+
             def step(self, action):
-                raise ZeroDivisionError("the motor is gone")
+                self.count += 1
+                return step(self, action) if self.count == 7 else self.env.step(action)
 
-        return Broken(gym.make("Pendulum-v1"))
+        return Altered(gym.make("Pendulum-v1"))
 
-    with crew([0], env=broken) as workers, pytest.raises(RunError, match="the motor is gone"):
+    return make_it
+
+
+def raise_it(env, action):
+    raise ZeroDivisionError("the motor is gone")
+
+
+def no_number(env, action):
+    obs, _, *rest = env.env.step(action)
+    return obs, np.nan, *rest
+
+
+def too_long(env, action):
+    return np.zeros(5), *env.env.step(action)[1:]
+
+
+def vanish(env, action):
+    import os
+
+    os._exit(3)
+
+
+def fall_asleep(env, action):
+    import time
+
+    time.sleep(60)
+
+
+@pytest.mark.parametrize(
+    ("step", "kind", "words"),
+    [
+        (raise_it, RunError, [r"Pendulum-v1 failed \(seed 4, step 106\)", "the motor is gone", "in raise_it"]),
+        (no_number, UserError, ["reward nan", r"\(seed 4, step 106\)"]),
+        (too_long, UserError, ["5 values", r"\(seed 4, step 106\)"]),
+        (vanish, RunError, ["worker process of Pendulum-v1 died", r"status 3; seed\(s\) 4"]),
+        (fall_asleep, RunError, ["did not come back within 0.5 s", "seed 4, about step 10", "in fall_asleep"]),
+    ],
+)
+def test_a_fault_of_the_environment_is_told_with_seed_and_step(step, kind, words):
+    recipe = Recipe(altered(step), SPEC, step_timeout=0.5)
+    with Crew(recipe, [4]) as workers:
+        with pytest.raises(kind) as problem:
+            workers.collect(None, 20, step=100)
+        for word in words:
+            assert re.search(word, str(problem.value)), word
+        processes = processes_of(workers)
+    assert all(process.poll() is not None for process in processes)
+
+
+def test_a_pause_between_calls_is_no_hang():
+    with Crew(Recipe(factory("Pendulum-v1"), SPEC, step_timeout=0.3), [0]) as workers:
         workers.collect(None, 5)
+        time.sleep(1.0)
+        workers.collect(None, 5)
+
+
+def processes_of(crew: Crew) -> list[subprocess.Popen]:
+    return [worker._process for worker in (*crew._collectors, *crew._evaluators)]  # type: ignore[union-attr]
+
+
+def test_a_worker_that_is_killed_is_reported():
+    with crew([0]) as workers:
+        workers.collect(None, 5)
+        processes_of(workers)[0].kill()
+        with pytest.raises(RunError, match="killed by signal 9"):
+            workers.collect(None, 5)
+
+
+ENDLESS_RUN = """
+import gymnasium as gym, sys, time
+from doublehorizon.envs.make import describe, make
+from doublehorizon.seats import Recipe
+from doublehorizon.workers import Crew
+def sleepy():
+    class Sleepy(gym.Wrapper):
+        def step(self, action):
+            time.sleep(30)
+    return Sleepy(gym.make("Pendulum-v1"))
+with Crew(Recipe(sleepy, describe(make("Pendulum-v1"))), [0, 1]) as crew:
+    print(*(w._process.pid for w in (*crew._collectors, *crew._evaluators)), flush=True)
+    crew.start_evaluation(None, 0, 1)
+    crew.collect(None, 5)
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_no_worker_outlives_a_run_that_is_stopped(how):
+    run = subprocess.Popen(
+        [sys.executable, "-c", ENDLESS_RUN], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    pids = [int(pid) for pid in run.stdout.readline().split()]
+    assert len(pids) >= 2
+    time.sleep(1.0)
+    run.send_signal(how)
+    run.communicate(timeout=20)
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline and any(is_running(pid) for pid in pids):
+        time.sleep(0.1)
+    assert not [pid for pid in pids if is_running(pid)]
+
+
+def is_running(pid: int) -> bool:
+    """Neither gone nor a zombie that nobody has collected yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def test_workers_leave_with_their_crew():
     workers = crew([0, 1])
-    processes = [worker._process for worker in (*workers._collectors, *workers._evaluators)]  # type: ignore[union-attr]
+    processes = processes_of(workers)
     workers.close()
     assert all(process.poll() is not None for process in processes)
-
-
-def test_a_worker_that_dies_is_reported():
-    def deadly():
-        class Deadly(gym.Wrapper):
-            def step(self, action):
-                import os
-
-                os._exit(3)
-
-        return Deadly(gym.make("Pendulum-v1"))
-
-    with crew([0], env=deadly) as workers, pytest.raises(RunError, match="died"):
-        workers.collect(None, 5)
 
 
 def test_neither_workers_nor_policies_import_jax():

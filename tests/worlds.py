@@ -12,6 +12,7 @@ from doublehorizon.config import (
     LoopConfig,
     ModelConfig,
     PolicyConfig,
+    TerminatorConfig,
 )
 from doublehorizon.dynamics import StepNoise, World
 from doublehorizon.kernels import Plan
@@ -26,6 +27,7 @@ TINY = Config(
     critic=CriticConfig(members=3, width=16),
     policy=PolicyConfig(width=16, batch_size=8, refresh_every=4, ring_capacity=120, states_per_refresh=40),
     loop=LoopConfig(steps_per_iteration=20, seed_iterations=2, evaluate_every=2, evaluation_episodes=2),
+    terminator=TerminatorConfig(members=2, width=8, batch_size=16, batches=20),
 )
 
 
@@ -75,6 +77,7 @@ def no_noise(horizon: int, batch_size: int, obs_size: int = 1, act_size: int = 1
     return RolloutNoise(
         act=jnp.zeros((horizon + 1, batch_size, act_size)),
         step=StepNoise(jnp.zeros((horizon, batch_size, obs_size)), order, order),
+        ends=None,
     )
 
 

@@ -11,6 +11,7 @@ Each of the three is one compiled program over all seeds; nothing crosses betwee
 
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -27,6 +28,7 @@ from doublehorizon.networks import Actor, Critic, Dynamics, ensemble
 from doublehorizon.normalizer import fit_normalizer, identity
 from doublehorizon.replay import Replay
 from doublehorizon.rollouts import StateRing, distribution_rollout, draw_noise, emptied, empty_ring, push
+from doublehorizon.terminator import fit_terminator, untrained
 from doublehorizon.types import Effort, Task, Transition
 from doublehorizon.updates import (
     Chance,
@@ -62,6 +64,7 @@ def initial_state(config: Config, task: Task, seed: Int[Array, ""]) -> AgentStat
             ensemble(lambda k: Dynamics(config.model, *sizes, k), config.model.members, key_model),
             identity(task.obs_size),
             identity(1 + task.obs_size),
+            untrained(config.terminator, *sizes, jr.fold_in(key_model, 1)) if task.learns_termination else None,
         ),
         policy=Policy(
             actor=Actor(config.policy, *sizes, key_actor),
@@ -75,7 +78,28 @@ def initial_state(config: Config, task: Task, seed: Int[Array, ""]) -> AgentStat
     )
 
 
-def plan_effort(config: Config, task: Task, num_rows: int, steps: int, first: bool) -> Effort:
+def learn_termination(config: Config, task: Task, state: AgentState) -> AgentState:
+    """The same agent, from now on learning when episodes end. All seeds: arrays have a leading seed axis."""
+    add = lambda key: untrained(config.terminator, task.obs_size, task.act_size, jr.fold_in(key, 2))  # noqa: E731
+    terminator = over_seeds(jax.vmap(add), state.key)
+    return eqx.tree_at(lambda s: s.world.terminator, state, terminator, is_leaf=lambda x: x is None)
+
+
+class Plan(NamedTuple):
+    """An `Effort` in plain numbers."""
+
+    num_rows: int
+    fit_batches: int
+    patience: int
+    max_epochs: int
+    end_batches: int
+    num_rounds: int
+
+    def effort(self) -> Effort:
+        return Effort(*(jnp.asarray(n, jnp.int32) for n in self))
+
+
+def plan(config: Config, task: Task, num_rows: int, steps: int, first: bool) -> Plan:
     """How much an iteration of `steps` steps works, with `num_rows` transitions stored; the first works more."""
     factor = config.fit.first_effort if first else 1.0
     num_training = replays.num_training(num_rows, config.fit.held_out_every)
@@ -84,15 +108,15 @@ def plan_effort(config: Config, task: Task, num_rows: int, steps: int, first: bo
     epochs = max_epochs(config, task.obs_size, factor)
     if config.fit.batches_factor is not None:
         epochs = min(epochs, round(config.fit.batches_factor * epochs / batches))
-    numbers = (num_rows, batches, patience(config, task.obs_size, factor), epochs, max(1, rounds))
-    return Effort(*(jnp.asarray(n, jnp.int32) for n in numbers))
+    end_batches = round(factor * config.terminator.batches)
+    return Plan(num_rows, batches, patience(config, task.obs_size, factor), epochs, end_batches, max(1, rounds))
 
 
 # -- the three programs: arrays have a leading seed axis ---------------------------------------------------
 
 
-@program(donate="all")
-def store(replay: Replay, state: AgentState, rows: Transition) -> tuple[Replay, AgentState]:
+@program(donate="all-except-first")
+def store(rows: Transition, replay: Replay, state: AgentState) -> tuple[Replay, AgentState]:
     """Adds each seed's new transitions to its replay."""
 
     def add(replay: Replay, state: AgentState, rows: Transition) -> tuple[Replay, AgentState]:
@@ -111,6 +135,11 @@ def fit_model(inputs: tuple[Config, Effort, Replay], state: AgentState) -> tuple
         key, key_fit = _split(state.key)
         world = jax.vmap(lambda w, r: _with_statistics(w, r, effort.num_rows))(state.world, replay)
         world, metrics = fits.fit(config, effort, replay, world, key_fit)
+        if world.terminator is not None:
+            fit_ends = lambda *seed: fit_terminator(config.terminator, effort, *seed)  # noqa: E731
+            seeded = (world.terminator, world.obs_normalizer, replay, jax.vmap(lambda k: jr.fold_in(k, 1))(key_fit))
+            terminator, calibration = jax.vmap(fit_ends)(*seeded)
+            world, metrics = eqx.tree_at(lambda w: w.terminator, world, terminator), metrics | calibration
         return AgentState(world, state.policy, state.ring, key), metrics
 
     with jax.default_matmul_precision(config.precision):
@@ -167,7 +196,8 @@ def refresh(
     horizon, num_rows = setting.config.horizons.distribution, setting.config.distribution_rows
     starts = replay.rows.obs[jr.randint(key_starts, (horizon + 1, num_rows), 0, effort.num_rows)]
     noise = draw_noise(setting.task, horizon, num_rows, key_noise)
-    visited = distribution_rollout(setting.task, setting.world, policy.actor, starts, noise)
+    rollout = (setting.task, setting.world, policy.actor, starts, noise)
+    visited = distribution_rollout(*rollout, setting.config.policy.behind_ends)
     return push(ring, visited.reshape(-1, setting.task.obs_size))
 
 
@@ -195,6 +225,7 @@ def _with_statistics(world: World, replay: Replay, num_rows: Int[Array, ""]) -> 
         world.members,
         fit_normalizer(rows.obs, num_rows),
         fit_normalizer(raw_target(rows.obs, rows.reward, rows.next_obs), num_rows),
+        world.terminator,
     )
 
 

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,14 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from doublehorizon import __version__
-from doublehorizon.config import Config, from_json, to_json
+from doublehorizon.config import Config
 from doublehorizon.devices import Devices
 from doublehorizon.envs.make import EnvSpec
 from doublehorizon.errors import UserError
-from doublehorizon.train import Progress, begin
+from doublehorizon.progress import Knowledge, Progress, begin
+from doublehorizon.records import from_json, to_json
 
-_FORMAT = "doublehorizon-agent-1"
+_FORMAT = "doublehorizon-agent-2"
 
 
 def save(progress: Progress, folder: Path) -> None:
@@ -37,6 +39,7 @@ def save(progress: Progress, folder: Path) -> None:
         "iteration": progress.iteration,
         "seconds": progress.seconds,
         "capacity": progress.replay.rows.reward.shape[1],
+        "prior_rows": progress.prior_rows,
         "returns": progress.returns,
     }
     save_file(_arrays(progress.state), partial / "state.safetensors")
@@ -58,14 +61,16 @@ def read_about(folder: Path) -> tuple[Config, dict[str, Any]]:
     return from_json(about["config"]), about
 
 
-def load(folder: Path, spec: EnvSpec, devices: Devices | None = None) -> Progress:
+def load(folder: Path, spec: EnvSpec, devices: Devices | None = None, knowledge: Knowledge | None = None) -> Progress:
     """The inverse of `save`, for an environment with the same spaces."""
     config, about = read_about(folder)
     now = json.loads(json.dumps(spec.facts()))
     for name in ("obs_size", "act_size", "time_limit", "action_low", "action_high"):
         if about["env"][name] != now[name]:
             raise UserError(f"{folder} was trained with {name} {about['env'][name]}, but {spec.name} has {now[name]}.")
-    progress = begin(config, spec, about["seeds"], about["capacity"] * spec.action_repeat, devices)
+    spec = replace(spec, termination=about["env"]["termination"])  # a rule that was found wrong stays given up
+    progress = begin(config, spec, about["seeds"], about["capacity"], devices, knowledge)
+    progress.prior_rows = about["prior_rows"]
     try:
         progress.state = _restored(progress.state, load_file(folder / "state.safetensors"))
         progress.replay = _restored(progress.replay, load_file(folder / "replay.safetensors"))

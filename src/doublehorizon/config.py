@@ -4,11 +4,9 @@ A `Config` is what a user may change. What depends on the environment (how many 
 long a fit may last) is computed from it by the small functions at the end, never assigned later.
 """
 
-import dataclasses
-import json
 import math
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Literal
 
 from doublehorizon.errors import UserError
 
@@ -76,6 +74,28 @@ class FitConfig:
 
 
 @dataclass(frozen=True)
+class TerminatorConfig:
+    """The ensemble that learns which steps end an episode, where no rule says so."""
+
+    members: int = 5
+    """Networks in the ensemble; their mean is the probability."""
+    width: int = 64
+    """Units of each of the two hidden layers."""
+    learning_rate: float = 1e-3
+    """Adam's step size."""
+    sparsity: float = 0.1
+    """With each step the weights of every input shrink by this share of a step of Adam: an end shows in a few numbers
+    of the observation, and without it networks learn the few ends that there are by heart."""
+    batch_size: int = 256
+    """Rows of a minibatch; half of them end an episode, however rare that is."""
+    batches: int = 1000
+    """Minibatches of each fit, more in the first; networks go on from where the last fit left them."""
+    weigh: Literal["sampled", "expected", "differentiable"] = "expected"
+    """How a training rollout counts what lies behind an uncertain end: all or nothing by a drawn flag, by its
+    probability, or by its probability with a gradient that leads the policy away from ends."""
+
+
+@dataclass(frozen=True)
 class CriticConfig:
     """The ensemble of value functions."""
 
@@ -126,6 +146,9 @@ class PolicyConfig:
     """Imagined states kept to start training rollouts from; about 190 updates' worth."""
     states_per_refresh: int = 5120
     """Each distribution rollout adds at least so many, with more rows side by side where its horizon is short."""
+    behind_ends: Literal["restart", "repeat"] = "restart"
+    """What a distribution rollout puts where an episode has ended: another start from the replay, so that no row is
+    idle but states soon after a start are more frequent; or the running states once more."""
     clear_each_iteration: bool = False
     """Empty that ring at each iteration, as the paper's text says and its code never did."""
 
@@ -137,15 +160,20 @@ class LoopConfig:
     steps_per_iteration: int | None = None
     """Agent steps between two fits. None: the time limit, within 200..1000, rounded to a multiple of 20."""
     seed_iterations: int | None = None
-    """Iterations of random actions before the first fit. None: max(5, 1000 / steps_per_iteration)."""
+    """Iterations of random actions before the first fit. None: max(5, 1000 / steps_per_iteration), or 0 with
+    transitions from a file."""
     evaluate_every: int = 10
     """Iterations between evaluations; there is one after the first fit and one at the end, too."""
     evaluation_episodes: int = 10
     """Test episodes per evaluation, with the deterministic policy."""
     time_limit: int | None = None
     """Agent steps after which an episode is cut off. None: what the environment's registration says."""
-    action_repeat: int = 1
-    """Simulator steps for which each action is held; their rewards add up."""
+    action_repeat: int | None = None
+    """Simulator steps for which each action is held; their rewards add up. None: 2 for DMControl, otherwise 1."""
+    num_envs: int = 1
+    """Environments per seed that collect side by side, for slow simulators; an iteration has as many steps as ever."""
+    step_timeout: float = 300.0
+    """Seconds after which an environment that has not come back from a reset or a step is given up."""
     replay_capacity: int = 1_000_000
     """Transitions kept at most; the oldest go first."""
 
@@ -160,6 +188,10 @@ class Config:
     critic: CriticConfig = field(default_factory=CriticConfig)
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     loop: LoopConfig = field(default_factory=LoopConfig)
+    terminator: TerminatorConfig = field(default_factory=TerminatorConfig)
+    termination: Literal["auto", "known", "learned", "never"] = "auto"
+    """How the model knows when an episode ends: by a known rule, by learning it, or never but by the time limit. auto:
+    the known rule while it agrees with the environment, else learned."""
     precision: Literal["tensorfloat32", "float32"] = "tensorfloat32"
     """How a GPU multiplies matrices. tensorfloat32 rounds the factors to 10 bits and is faster."""
 
@@ -174,35 +206,39 @@ class Config:
             ("policy.refresh_every", self.policy.refresh_every, 1),
             ("loop.evaluate_every", self.loop.evaluate_every, 1),
             ("loop.evaluation_episodes", self.loop.evaluation_episodes, 1),
-            ("loop.action_repeat", self.loop.action_repeat, 1),
+            ("loop.action_repeat", 1 if self.loop.action_repeat is None else self.loop.action_repeat, 1),
             ("loop.time_limit", 1 if self.loop.time_limit is None else self.loop.time_limit, 1),
+            ("loop.num_envs", self.loop.num_envs, 1),
+            ("terminator.members", self.terminator.members, 1),
+            ("terminator.batch_size", self.terminator.batch_size, 2),
+            ("terminator.batches", self.terminator.batches, 1),
             ("policy.states_per_refresh", self.policy.states_per_refresh, 1),
         ):
-            _require(value >= least, name, value, f"at least {least}")
+            require(value >= least, name, value, f"at least {least}")
         for name, rates in (("model.dropout", self.model.dropout), ("critic.dropout", (self.critic.dropout,))):
-            _require(all(0 <= rate < 1 for rate in rates), name, rates, "at least 0 and below 1")
-        _require(0 <= self.critic.quantile < 0.5, "critic.quantile", self.critic.quantile, "at least 0 and below 0.5")
+            require(all(0 <= rate < 1 for rate in rates), name, rates, "at least 0 and below 1")
+        require(0 <= self.critic.quantile < 0.5, "critic.quantile", self.critic.quantile, "at least 0 and below 0.5")
         members, batch = self.model.members, self.policy.batch_size
-        _require(
+        require(
             batch > 0 and batch % members == 0,
             "policy.batch_size",
             batch,
             f"a multiple of model.members ({members}), so that each member gets an equal share of the rows",
         )
-        _require(
+        require(
             0 < self.critic.target_members <= self.critic.members,
             "critic.target_members",
             self.critic.target_members,
             f"between 1 and critic.members ({self.critic.members})",
         )
         states = self.distribution_rows * (self.horizons.distribution + 1)
-        _require(
+        require(
             self.policy.ring_capacity >= states,
             "policy.ring_capacity",
             self.policy.ring_capacity,
             f"at least one distribution rollout ({states} states)",
         )
-        _require(0 < self.policy.discount < 1, "policy.discount", self.policy.discount, "between 0 and 1")
+        require(0 < self.policy.discount < 1, "policy.discount", self.policy.discount, "between 0 and 1")
         self._check_loop()
 
     @property
@@ -215,7 +251,7 @@ class Config:
         steps, every = self.loop.steps_per_iteration, self.policy.refresh_every
         multiple = math.lcm(every, self.fit.held_out_every)
         if steps is not None:
-            _require(
+            require(
                 steps > 0 and steps % multiple == 0,
                 "loop.steps_per_iteration",
                 steps,
@@ -223,10 +259,12 @@ class Config:
             )
         seeds = self.loop.seed_iterations
         if seeds is not None:
-            _require(seeds >= 1, "loop.seed_iterations", seeds, "at least 1")
+            require(seeds >= 0, "loop.seed_iterations", seeds, "at least 0")
+        require(self.loop.step_timeout > 0, "loop.step_timeout", self.loop.step_timeout, "more than 0 seconds")
 
 
-def _require(holds: bool, name: str, value: object, needed: str) -> None:
+def require(holds: bool, name: str, value: object, needed: str) -> None:
+    """A value that is not what is needed is a user's mistake."""
     if not holds:
         raise UserError(f"{name} is {value!r}, but it must be {needed}.")
 
@@ -237,6 +275,7 @@ QUICK = Config(
     critic=CriticConfig(width=128),
     policy=PolicyConfig(width=128, batch_size=64, ring_capacity=12_800, states_per_refresh=1280),
     loop=LoopConfig(steps_per_iteration=200, seed_iterations=2),
+    terminator=TerminatorConfig(batches=300),
 )
 """Small networks, short iterations and few random steps, for a CPU and a small task."""
 
@@ -272,10 +311,12 @@ def steps_per_iteration(config: Config, time_limit: int) -> int:
     return max(1, round(min(max(time_limit, 200), 1000) / multiple)) * multiple
 
 
-def seed_iterations(config: Config, time_limit: int) -> int:
-    """Iterations of uniformly random actions before the first fit."""
+def seed_iterations(config: Config, time_limit: int, has_data: bool = False) -> int:
+    """Iterations of random actions before the first fit; none where there are transitions to learn from."""
     if config.loop.seed_iterations is not None:
         return config.loop.seed_iterations
+    if has_data:
+        return 0
     return max(5, 1000 // steps_per_iteration(config, time_limit))
 
 
@@ -287,54 +328,3 @@ def patience(config: Config, obs_size: int, factor: float = 1.0) -> int:
 def max_epochs(config: Config, obs_size: int, factor: float = 1.0) -> int:
     """Epochs after which a fit stops in any case."""
     return int(factor * config.fit.max_epochs_factor * config.fit.base_epochs * math.log(obs_size + 1))
-
-
-# -- as JSON ----------------------------------------------------------------------------------------------
-
-
-def to_json(config: Config) -> dict[str, Any]:
-    """Nested plain values, as they stand in a run's `config.json`."""
-    return json.loads(json.dumps(dataclasses.asdict(config)))
-
-
-def from_json(values: dict[str, Any]) -> Config:
-    """The inverse of `to_json`; unknown or ill-typed entries are a `UserError`."""
-    return _record(Config, values, "config")
-
-
-def _record(kind: type, values: Any, path: str) -> Any:
-    if not isinstance(values, dict):
-        raise UserError(f"{path} is {values!r}, but it must be a group of named values.")
-    hints = get_type_hints(kind)
-    unknown = set(values) - set(hints)
-    if unknown:
-        raise UserError(f"{path} has no field {sorted(unknown)[0]!r}. Its fields are: {', '.join(hints)}.")
-    return kind(**{name: _value(hints[name], value, f"{path}.{name}") for name, value in values.items()})
-
-
-def _value(hint: Any, value: Any, path: str) -> Any:
-    if dataclasses.is_dataclass(hint):
-        return _record(hint, value, path)  # type: ignore[arg-type]
-    options = get_args(hint)
-    if get_origin(hint) is tuple:
-        fits = isinstance(value, list) and len(value) == len(options) and all(_is_number(v) for v in value)
-        needed = f"{len(options)} numbers"
-        value = tuple(float(v) for v in value) if fits else value
-    elif get_origin(hint) is Literal:
-        fits, needed = value in options, f"one of: {', '.join(options)}"
-    elif hint is float:
-        fits, needed = _is_number(value), "a number"
-        value = float(value) if fits else value
-    elif float in options:
-        fits, needed = value is None or _is_number(value), "a number or null"
-        value = float(value) if fits and value is not None else value
-    else:
-        kinds = options or (hint,)  # int, bool, or int | None; a bool is no int here
-        fits = any(type(value) is kind for kind in kinds)
-        needed = " or ".join("null" if kind is type(None) else kind.__name__ for kind in kinds)
-    _require(fits, path, value, needed)
-    return value
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -83,7 +83,7 @@ class Program:
 
 
 def program(donate: str) -> Callable[[Callable], Program]:
-    """Makes a function a `Program` that reuses the memory of its arguments: "all", or "all-except-first"."""
+    """Makes a function a `Program` that reuses the memory of its arguments: "none", or "all-except-first"."""
     return lambda function: Program(function, donate)
 
 

@@ -1,8 +1,5 @@
 """The learnt world: one imagined step from observation and action to next observation, reward and life."""
 
-from collections.abc import Callable
-from typing import Any
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -10,18 +7,22 @@ from jaxtyping import Array, Float, Int
 
 from doublehorizon.networks import Dynamics
 from doublehorizon.normalizer import Normalizer
+from doublehorizon.terminator import Terminator
+from doublehorizon.types import Task
 
 
 class World(eqx.Module):
-    """The ensemble (leading member axis) and the statistics its inputs and outputs are normalised with."""
+    """The ensemble (leading member axis), the statistics its inputs and outputs are normalised with, and what says
+    when an episode ends, if that is learnt."""
 
     members: Dynamics
     obs_normalizer: Normalizer
     target_normalizer: Normalizer
+    terminator: Terminator | None = None
 
     def as_multiplied(self) -> "World":
         """The same, its weights in the type in which they are multiplied: cast once instead of at every use."""
-        return World(self.members.as_multiplied(), self.obs_normalizer, self.target_normalizer)
+        return World(self.members.as_multiplied(), self.obs_normalizer, self.target_normalizer, self.terminator)
 
 
 class StepNoise(eqx.Module):
@@ -34,10 +35,10 @@ class StepNoise(eqx.Module):
 
 
 def imagine_step(
-    world: World, obs: Float[Array, "batch obs"], act: Float[Array, "batch act"], noise: StepNoise
+    task: Task, world: World, obs: Float[Array, "batch obs"], act: Float[Array, "batch act"], noise: StepNoise
 ) -> tuple[Float[Array, "batch obs"], Float[Array, " batch"]]:
-    """Next observation (sampled) and reward (mean), by trajectory sampling TS-1: every member predicts an equal,
-    randomly drawn share of the rows, and a row's mean and noise come from the same member."""
+    """Next observation (sampled) and reward (mean, or as the task knows it), by trajectory sampling TS-1: every member
+    predicts an equal, randomly drawn share of the rows, and a row's mean and noise come from the same member."""
     num_members = world.members.log_noise.shape[0]
     normalized = world.obs_normalizer.normalize(obs)
     inputs = jnp.concatenate([normalized, act], axis=-1)
@@ -53,7 +54,8 @@ def imagine_step(
     inputs = permuted(inputs, noise.order, noise.places)
     sampled = eqx.filter_vmap(predict_share)(world.members, shares(inputs), shares(noise.state))
     target = world.target_normalizer.denormalize(permuted(sampled.reshape(obs.shape[0], -1), noise.places, noise.order))
-    return obs + target[:, 1:], target[:, 0]
+    next_obs = obs + target[:, 1:]
+    return next_obs, target[:, 0] if task.reward is None else task.reward(obs, act, next_obs)
 
 
 @jax.custom_vjp
@@ -72,11 +74,23 @@ permuted.defvjp(
 )
 
 
-def survives(terminates: Callable[[Any], Any] | None, next_obs: Float[Array, "batch obs"]) -> Float[Array, " batch"]:
-    """1 where the episode goes on in `next_obs`, 0 where the task's rule says that it has ended; no gradient."""
-    if terminates is None:
+def survives(
+    task: Task,
+    world: World,
+    before: tuple[Float[Array, "batch obs"], Float[Array, "batch act"]],
+    next_obs: Float[Array, "batch obs"],
+    chance: Float[Array, " batch"] | None,
+) -> Float[Array, " batch"]:
+    """1 where the episode goes on in `next_obs`, 0 where the task's rule says that it has ended; no gradient. Where the
+    rule is learnt, it is decided by `chance`, uniform in [0, 1); without that, by the terminator's way to weigh."""
+    if task.terminates is not None:
+        return 1.0 - jax.lax.stop_gradient(task.terminates(next_obs)).astype(next_obs.dtype)
+    if world.terminator is None:
         return jnp.ones(next_obs.shape[0])
-    return 1.0 - jax.lax.stop_gradient(terminates(next_obs)).astype(next_obs.dtype)
+    ends = world.terminator.probability(world.obs_normalizer, *before, next_obs)
+    if chance is not None:
+        return jax.lax.stop_gradient(chance >= ends).astype(next_obs.dtype)
+    return 1.0 - (ends if world.terminator.weigh == "differentiable" else jax.lax.stop_gradient(ends))
 
 
 def normalized_target(

@@ -4,40 +4,39 @@ Iterations are not alike: the first one works five times as long, and epochs gro
 fit is divided by the work it was, and multiplied by the work that is planned.
 """
 
-from doublehorizon.agent import plan_effort
+from doublehorizon.agent import Plan, plan
 from doublehorizon.config import Config
-from doublehorizon.types import Effort, Task
+from doublehorizon.types import Task
 
 
 def seconds_left(
     config: Config,
     task: Task,
     steps: int,
-    iterations: range,
-    done: tuple[Effort, float, dict[str, float]],
+    num_rows: list[int],
+    done: tuple[Plan, float, dict[str, float]],
 ) -> float:
-    """Of the iterations with these numbers, if every fit runs to its cap: the most that is to be expected. `done` is
-    the last iteration: its effort, the mean epochs of its seeds, its seconds by phase."""
+    """Of the iterations at whose ends so many rows are stored, if every fit runs to its cap: the most that is to be
+    expected. `done` is the last iteration: its plan, the mean epochs of its seeds, its seconds by phase."""
     effort, epochs, seconds = done
     fit = seconds["time/fit_seconds"] / max(1e-9, epochs * _epoch_work(config, effort))
     improve = seconds["time/improve_seconds"] / _policy_work(config, steps, effort)
     other = seconds["time/collect_seconds"]
     total = 0.0
-    for iteration in iterations:
-        num_rows = min(iteration * steps, config.loop.replay_capacity)
-        planned = plan_effort(config, task, num_rows, steps, first=False)
-        total += fit * int(planned.max_epochs) * _epoch_work(config, planned)
+    for rows in num_rows:
+        planned = plan(config, task, min(rows, config.loop.replay_capacity), steps, first=False)
+        total += fit * planned.max_epochs * _epoch_work(config, planned)
         total += improve * _policy_work(config, steps, planned) + other
     return total
 
 
-def _epoch_work(config: Config, effort: Effort) -> float:
+def _epoch_work(config: Config, planned: Plan) -> float:
     """In forward passes over a minibatch: a gradient is worth three."""
-    held_out = int(effort.num_rows) // config.fit.held_out_every
+    held_out = planned.num_rows // config.fit.held_out_every
     chunks = min(config.fit.batches_per_epoch, -(-held_out // config.fit.batch_size))
-    return 3.0 * int(effort.fit_batches) + chunks
+    return 3.0 * planned.fit_batches + chunks
 
 
-def _policy_work(config: Config, steps: int, effort: Effort) -> float:
+def _policy_work(config: Config, steps: int, planned: Plan) -> float:
     """In joint updates: one of the critics alone is worth 0.4."""
-    return int(effort.num_rounds) * config.policy.refresh_every + 0.4 * steps * config.policy.critic_only_share
+    return planned.num_rounds * config.policy.refresh_every + 0.4 * steps * config.policy.critic_only_share

@@ -69,7 +69,7 @@ def fit(
         "model/validation_score": jnp.mean(state.best_score, axis=-1, where=valid),
         "model/validation_rmse": jnp.sqrt(state.best_error),
     }
-    return World(state.best_members, world.obs_normalizer, world.target_normalizer), metrics
+    return eqx.tree_at(lambda w: w.members, world, state.best_members), metrics
 
 
 def _run(config: Config, effort: Effort, data: FitData, state: FitState) -> FitState:

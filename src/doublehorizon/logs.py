@@ -1,6 +1,7 @@
 """What a run leaves behind as text: `eval.csv` and `progress.csv`; and the live view of it."""
 
 import csv
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -68,6 +69,12 @@ class View:
         """A line that stays."""
         if not self._quiet:
             self._progress.console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+    def warn(self, line: str) -> None:
+        """A line that must be seen: a Python warning where nothing is shown."""
+        if self._quiet:
+            warnings.warn(line, stacklevel=2)
+        self.say(line)
 
     def phase(self, news: str) -> None:
         """What is being done now."""

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Float, PRNGKeyArray, UInt32
 
-from doublehorizon.config import CriticConfig, ModelConfig, PolicyConfig
+from doublehorizon.config import CriticConfig, ModelConfig, PolicyConfig, TerminatorConfig
 from doublehorizon.kernels import Activation, Plan, mlp, storage
 
 _MIN_ACTION_STD = 1e-5
@@ -104,6 +104,20 @@ class Critic(eqx.Module):
     ) -> Float[Array, " rows"]:
         """`inputs` are normalised observations and actions, side by side."""
         return self.mlp(inputs, seeds)[:, 0]
+
+
+class Classifier(eqx.Module):
+    """Normalised observation, action and next observation to the logarithm of the odds that the step ends an
+    episode."""
+
+    mlp: Mlp
+
+    def __init__(self, config: TerminatorConfig, obs_size: int, act_size: int, key: PRNGKeyArray):
+        layers = _mlp_layers((2 * obs_size + act_size, config.width, config.width, 1), key)
+        self.mlp = Mlp(layers, _plan((0.0,) * 2, (None,) * 2))
+
+    def __call__(self, inputs: Float[Array, "rows in"]) -> Float[Array, " rows"]:
+        return self.mlp(inputs)[:, 0]
 
 
 class Actor(eqx.Module):

@@ -17,11 +17,14 @@ class RolloutNoise(eqx.Module):
 
     act: Float[Array, "choices batch act"]
     step: StepNoise
+    ends: Float[Array, "steps batch"] | None
+    """Uniform numbers that decide where episodes end, if that is learnt."""
 
 
 def draw_noise(task: Task, horizon: int, batch_size: int, key: PRNGKeyArray) -> RolloutNoise:
     """For `horizon` steps and the action in the last state. The key is consumed."""
     key_act, key_state, key_order = jr.split(key, 3)
+    key_ends = jr.fold_in(key, 3)
     # sorting random bits gives every step its own permutation of the rows
     order = jnp.argsort(jr.bits(key_order, (horizon, batch_size)), axis=-1)
     return RolloutNoise(
@@ -31,6 +34,7 @@ def draw_noise(task: Task, horizon: int, batch_size: int, key: PRNGKeyArray) -> 
             order=order,
             places=jnp.argsort(order, axis=-1),
         ),
+        ends=jr.uniform(key_ends, (horizon, batch_size)) if task.learns_termination else None,
     )
 
 
@@ -40,21 +44,40 @@ def distribution_rollout(
     actor: Actor,
     starts: Float[Array, "states batch obs"],
     noise: RolloutNoise,
+    behind_ends: str = "restart",
 ) -> Float[Array, "states batch obs"]:
-    """DR: follows the policy through the model and returns every state in which an episode is running. A row begins
-    in `starts[0]`; where its episode ends in step t it begins anew in `starts[t]`, so that dead rows cost nothing
-    and each call returns the same number of live states."""
+    """DR: follows the policy through the model and returns states in which an episode is running, always the same
+    number. A row begins in `starts[0]`. Where its episode ends in step t it begins anew in `starts[t]`; or it stays
+    ended, and the running states are repeated instead."""
+    restarts = behind_ends == "restart"
 
-    def step(obs, inputs):
-        restart, act_noise, step_noise = inputs
+    def step(carry, inputs):
+        obs, alive = carry
+        restart, act_noise, step_noise, chance = inputs
         act, _ = _choose(actor(world.obs_normalizer.normalize(obs)), act_noise)
-        next_obs, _ = imagine_step(world, obs, act, step_noise)
-        lives = survives(task.terminates, next_obs)
-        next_obs = jnp.where(lives[:, None] > 0, next_obs, restart)
-        return next_obs, next_obs
+        next_obs, _ = imagine_step(task, world, obs, act, step_noise)
+        lives = survives(task, world, (obs, act), next_obs, chance)
+        if restarts:
+            next_obs = jnp.where(lives[:, None] > 0, next_obs, restart)
+        else:
+            alive = alive * lives
+        return (next_obs, alive), (next_obs, alive)
 
-    _, visited = jax.lax.scan(step, starts[0], (starts[1:], noise.act[:-1], noise.step))
-    return jax.lax.stop_gradient(jnp.concatenate([starts[:1], visited]))
+    first = (starts[0], jnp.ones(starts.shape[1]))
+    _, (visited, alive) = jax.lax.scan(step, first, (starts[1:], noise.act[:-1], noise.step, noise.ends))
+    visited = jnp.concatenate([starts[:1], visited])
+    if task.can_end and not restarts:
+        visited = _repeated(visited, jnp.concatenate([first[1][None], alive]))
+    return jax.lax.stop_gradient(visited)
+
+
+def _repeated(
+    states: Float[Array, "states batch obs"], alive: Float[Array, "states batch"]
+) -> Float[Array, "states batch obs"]:
+    """Those states that count, all of them, as often as needed to fill the places of those that do not."""
+    rank = jnp.cumsum(alive.ravel() > 0)
+    wanted = 1 + jnp.floor(jnp.arange(rank.size) * (rank[-1] / rank.size)).astype(jnp.int32)
+    return states.reshape(-1, states.shape[-1])[jnp.searchsorted(rank, wanted)].reshape(states.shape)
 
 
 def training_rollout(
@@ -67,16 +90,19 @@ def training_rollout(
 ) -> Rollout:
     """TR: the same, with gradients from rewards and last state to the actor's words in every step. `nudges`, zeros,
     are added to these: their slope is that of the words (see `updates.actor_gradient`). Rows that end are carried on
-    with `alive` 0."""
+    with `alive` 0, or with the probability that they have not ended where that is learnt."""
 
     def step(carry, inputs):
         obs, alive = carry
-        nudge, act_noise, step_noise = inputs
+        nudge, act_noise, step_noise, chance = inputs
         act, log_prob = _choose(actor(world.obs_normalizer.normalize(obs)) + nudge, act_noise)
-        next_obs, reward = imagine_step(world, obs, act, step_noise)
-        return (next_obs, alive * survives(task.terminates, next_obs)), (obs, act, log_prob, reward, alive)
+        next_obs, reward = imagine_step(task, world, obs, act, step_noise)
+        lives = survives(task, world, (obs, act), next_obs, chance)
+        return (next_obs, alive * lives), (obs, act, log_prob, reward, alive)
 
-    first, inputs = (start, jnp.ones(start.shape[0])), (nudges[:-1], noise.act[:-1], noise.step)
+    sampled = world.terminator is not None and world.terminator.weigh == "sampled"
+    first = (start, jnp.ones(start.shape[0]))
+    inputs = (nudges[:-1], noise.act[:-1], noise.step, noise.ends if sampled else None)
     # unrolled on a GPU, where a step is so short that the bookkeeping of a loop would show
     (obs, alive), before = jax.lax.scan(step, first, inputs, unroll=on_gpu())
     act, log_prob = _choose(actor(world.obs_normalizer.normalize(obs)) + nudges[-1], noise.act[-1])

@@ -3,145 +3,22 @@
 import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from doublehorizon import agent
-from doublehorizon import replay as replays
-from doublehorizon.agent import AgentState
-from doublehorizon.config import Config, seed_iterations, steps_per_iteration
-from doublehorizon.devices import Devices, find_devices, over_seeds
-from doublehorizon.envs.make import EnvSpec
-from doublehorizon.errors import RunError, UserError
+from doublehorizon.agreement import check_reward, check_termination
+from doublehorizon.errors import RunError
 from doublehorizon.estimate import seconds_left
 from doublehorizon.logs import CsvLog, View
 from doublehorizon.policy import NumpyPolicy
-from doublehorizon.replay import Replay
-from doublehorizon.types import Task, Transition
-from doublehorizon.workers import Batch, Crew
+from doublehorizon.progress import Programs, Progress, prior_batch
+from doublehorizon.workers import Crew
 
-Callback = Callable[["Progress"], bool | None]
-
-
-@dataclass
-class Progress:
-    """Where a run stands: everything that changes while it learns. Arrays have a leading seed axis."""
-
-    config: Config
-    spec: EnvSpec
-    seeds: list[int]
-    devices: Devices
-    state: AgentState
-    replay: Replay
-    iteration: int = 0
-    seconds: float = 0.0
-    returns: dict[int, dict[int, float]] = field(default_factory=dict)
-    """Test return by step and seed."""
-    policies: list[NumpyPolicy] | None = None
-    """Each seed's policy after the last whole iteration, on the host; None before the first fit."""
-    programs: "Programs | None" = None
-    """The compiled fit and policy optimisation; None before the first `train`, or where the replay has grown."""
-    whole: bool = True
-    """False from the start of an iteration to its end: a run that was stopped in between cannot go on."""
-
-    @property
-    def task(self) -> Task:
-        rule = None if self.spec.never_ends else self.spec.terminates
-        return Task(self.spec.obs_size, self.spec.act_size, rule)
-
-    @property
-    def iteration_steps(self) -> int:
-        """Agent steps of an iteration."""
-        return steps_per_iteration(self.config, self.spec.time_limit)
-
-    @property
-    def step(self) -> int:
-        """Simulator steps so far, per seed."""
-        return self.iteration * self.iteration_steps * self.spec.action_repeat
-
-    @property
-    def num_rows(self) -> int:
-        """Transitions in each seed's replay."""
-        return min(self.iteration * self.iteration_steps, self.replay.rows.reward.shape[1])
-
-    @property
-    def first_fit(self) -> int:
-        """The iteration at whose end the first fit happens."""
-        return seed_iterations(self.config, self.spec.time_limit)
-
-    def fetch_policies(self) -> list[NumpyPolicy]:
-        """Each seed's policy, brought to the host."""
-        actor, normalizer = jax.device_get((self.state.policy.actor, self.state.world.obs_normalizer))
-        layers = actor.mlp.layers
-        low, high = (np.asarray(x, np.float32) for x in (self.spec.action_low, self.spec.action_high))
-        return [
-            NumpyPolicy(
-                tuple(layer.weight[k] for layer in layers),
-                tuple(layer.bias[k] for layer in layers),
-                normalizer.mean[k],
-                normalizer.std[k],
-                low,
-                high,
-            )
-            for k in range(len(self.seeds))
-        ]
-
-    def last_returns(self) -> dict[int, float]:
-        """The most recent test return of each seed that has one."""
-        return {seed: value for step in sorted(self.returns) for seed, value in self.returns[step].items()}
-
-
-def begin(
-    config: Config, spec: EnvSpec, seeds: list[int], total_steps: int, devices: Devices | None = None
-) -> Progress:
-    """An untrained run with room for `total_steps` simulator steps."""
-    task = Task(spec.obs_size, spec.act_size, None)
-    capacity = _capacity(config, spec, total_steps)
-    sizes = (spec.obs_size, spec.act_size, config.model.members, config.fit.held_out_every)
-
-    def one_seed(seed: jax.Array) -> tuple[AgentState, Replay]:
-        return agent.initial_state(config, task, seed), replays.empty(capacity, *sizes)
-
-    state, replay = eqx.filter_jit(lambda seeds: over_seeds(jax.vmap(one_seed), seeds))(jnp.asarray(seeds))
-    return Progress(config, spec, seeds, devices or find_devices(None, len(seeds)), state, replay)
-
-
-class Programs:
-    """The fit and the policy optimisation, compiled in the background while the first steps are collected."""
-
-    def __init__(self, progress: Progress):
-        config, task, steps = progress.config, progress.task, progress.iteration_steps
-        # only their shapes count: `store` may already have reused the memory of these arrays
-        state, replay = progress.state, progress.replay
-        effort = agent.plan_effort(config, task, steps, steps, first=True)
-
-        devices, inputs = progress.devices, (config, task, steps, effort, replay)
-        self.fit = agent.fit_model.in_background(devices, (config, effort, replay), state)
-        self.improve = agent.improve_policy.in_background(devices, inputs, state)
-
-
-def _capacity(config: Config, spec: EnvSpec, total_steps: int) -> int:
-    """Rows of the replay: what the run will collect, at most the configured number, whole iterations in any case."""
-    steps = steps_per_iteration(config, spec.time_limit)
-    iterations = -(-total_steps // (steps * spec.action_repeat))
-    return max(1, min(iterations, config.loop.replay_capacity // steps)) * steps
-
-
-def extend(progress: Progress, total_steps: int) -> None:
-    """Makes room for more steps in a replay that was sized for fewer: twice as much at least, as each new size is
-    compiled anew."""
-    held = progress.replay.rows.reward.shape[1]
-    if _capacity(progress.config, progress.spec, total_steps) > held:
-        capacity = _capacity(progress.config, progress.spec, max(total_steps, 2 * held * progress.spec.action_repeat))
-        num_rows = jnp.asarray(progress.num_rows, jnp.int32)
-        progress.replay = jax.vmap(lambda replay: replays.grow(replay, capacity, num_rows))(progress.replay)
-        progress.programs = None
+Callback = Callable[[Progress], bool | None]
 
 
 def train(
@@ -157,14 +34,15 @@ def train(
     view.advance(progress.step)
     if progress.programs is None:
         progress.programs = Programs(progress)
-    if progress.iteration == 0:
-        evaluations.start()
     going = True
     try:
+        if progress.iteration == 0:
+            _learn_from_records(progress, clock, log, view)
+            evaluations.start()
         while going and progress.step < total_steps:
             metrics = _iterate(progress, crew, clock, view)
             if metrics is not None:
-                _log_progress(log, progress, metrics, clock.laps | {"time/time_elapsed": progress.seconds})
+                _log_progress(log, progress, metrics, clock.laps | _elapsed(progress))
             if _is_evaluation(progress):
                 evaluations.start()
             evaluations.gather()
@@ -179,6 +57,21 @@ def train(
             save_policies(progress, progress.policies, out)
 
 
+def _learn_from_records(progress: Progress, clock: "_Clock", log: CsvLog, view: View) -> None:
+    """Where what was recorded before is enough, the first policy comes from it alone: nothing random is done."""
+    if progress.first_fit == 0:
+        ends = check_termination(progress, prior_batch(progress), view)
+        progress.whole = False
+        metrics = ends | _learn(progress, clock, view)
+        progress.whole = True
+        progress.seconds = clock.total()
+        _log_progress(log, progress, metrics, {"time/collect_seconds": 0.0, **clock.laps, **_elapsed(progress)})
+
+
+def _elapsed(progress: Progress) -> dict[str, float]:
+    return {"time/time_elapsed": progress.seconds}
+
+
 def _show_progress(
     progress: Progress, metrics: dict[str, np.ndarray] | None, laps: dict[str, float], total_steps: int, view: View
 ) -> None:
@@ -188,9 +81,10 @@ def _show_progress(
         return
     steps, first = progress.iteration_steps, progress.iteration == progress.first_fit
     last = -(-total_steps // (steps * progress.spec.action_repeat))
-    effort = agent.plan_effort(progress.config, progress.task, progress.num_rows, steps, first)
-    done = (effort, float(np.mean(metrics["model/epochs"])), laps)
-    left = seconds_left(progress.config, progress.task, steps, range(progress.iteration + 1, last + 1), done)
+    plan = agent.plan(progress.config, progress.task, progress.num_rows, steps, first)
+    done = (plan, float(np.mean(metrics["model/epochs"])), laps)
+    rows = [progress.prior_rows + i * steps for i in range(progress.iteration + 1, last + 1)]
+    left = seconds_left(progress.config, progress.task, steps, rows, done)
     view.advance(progress.step, left)
     if first:
         view.estimated(progress.seconds + left)
@@ -223,14 +117,14 @@ def _iterate(progress: Progress, crew: Crew, clock: "_Clock", view: View) -> dic
     """One iteration; the metrics, per seed, are None while only random steps are collected."""
     clock.start()
     view.phase("collecting")
-    batch = crew.collect(progress.policies, progress.iteration_steps)
-    _check_termination(progress.spec, batch)
-    rows = Transition(**{name: jnp.asarray(value) for name, value in batch.items()})
+    batch = crew.collect(progress.policies, progress.iteration_steps, progress.step)
+    ends = check_termination(progress, batch, view)
+    check_reward(progress, batch, view)
     progress.whole = False  # from here on the old state's memory is being reused
-    progress.replay, progress.state = agent.store(progress.replay, progress.state, rows)
+    progress.store(batch)
     progress.iteration += 1
     clock.lap("time/collect_seconds")
-    metrics = None if progress.iteration < progress.first_fit else _learn(progress, clock, view)
+    metrics = None if progress.iteration < progress.first_fit else ends | _learn(progress, clock, view)
     progress.whole = True
     progress.seconds = clock.total()
     return metrics
@@ -240,13 +134,14 @@ def _learn(progress: Progress, clock: "_Clock", view: View) -> dict[str, np.ndar
     """Fits the model, improves the policy, and brings the new policies to the host."""
     config, task, steps = progress.config, progress.task, progress.iteration_steps
     first = progress.iteration == progress.first_fit
-    effort = agent.plan_effort(config, task, progress.num_rows, steps, first)
+    plan = agent.plan(config, task, progress.num_rows, steps, first)
+    effort = plan.effort()
     if progress.programs is None:
         raise RuntimeError("no compiled programs: train() makes them")
     view.phase("compiling the fit")
     fit = progress.programs.fit.result()
     clock.lap("time/compile_seconds")
-    view.phase(f"fitting the model, at most {int(effort.max_epochs)} epochs")
+    view.phase(f"fitting the model, at most {plan.max_epochs} epochs")
     progress.state, model_metrics = fit((config, effort, progress.replay), progress.state)
     model_metrics = jax.device_get(model_metrics)
     clock.lap("time/fit_seconds")
@@ -274,21 +169,6 @@ def _check_finite(progress: Progress, policies: list[NumpyPolicy]) -> None:
 def _is_evaluation(progress: Progress) -> bool:
     due = progress.iteration % progress.config.loop.evaluate_every == 0
     return progress.policies is not None and (due or progress.iteration == progress.first_fit)
-
-
-def _check_termination(spec: EnvSpec, batch: Batch) -> None:
-    """A rule that contradicts the environment would teach the model a wrong world. Rounding to float32 may flip single
-    flags at the edge of a rule, so there a contradiction is more than one in a thousand."""
-    said = batch["terminated"] > 0
-    known = spec.terminates is not None
-    expected = np.asarray(spec.terminates(batch["next_obs"])) if spec.terminates is not None else np.zeros_like(said)
-    wrong = int(np.sum(said != expected))
-    if wrong > (said.size / 1000 if known else 0):
-        rule = f"its known termination rule says otherwise for {wrong}" if known else "no termination rule is known"
-        raise UserError(
-            f"{spec.name} ended {int(said.sum())} of {said.size} steps, but {rule}. Give the environment a method "
-            "is_terminal(next_obs) that works on arrays [..., observation]."
-        )
 
 
 def _log_progress(log: CsvLog, progress: Progress, metrics: dict[str, np.ndarray], seconds: dict[str, float]) -> None:

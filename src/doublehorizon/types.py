@@ -31,7 +31,8 @@ class Transition(eqx.Module):
 
 
 class Rollout(eqx.Module):
-    """An imagined trajectory per batch row. `alive[t]` is 0 from the state on in which the episode has ended."""
+    """An imagined trajectory per batch row. `alive[t]` is 0 from the state on in which the episode has ended, or the
+    probability that it has not."""
 
     obs: Float[Array, "states batch obs"]
     act: Float[Array, "states batch act"]
@@ -47,14 +48,23 @@ class Effort(eqx.Module):
     fit_batches: Int[Array, ""]
     patience: Int[Array, ""]
     max_epochs: Int[Array, ""]
+    end_batches: Int[Array, ""]
     num_rounds: Int[Array, ""]
 
 
 @dataclass(frozen=True)
 class Task:
     """What the algorithm must know of an environment. `terminates` maps next observations `[..., obs]` to flags
-    `[...]` and takes NumPy and JAX arrays; None says that episodes never end but by their time limit."""
+    `[...]` and takes NumPy and JAX arrays. Without it episodes never end but by their time limit, or the model learns
+    when they do. `reward`, if it is known, maps observation, action in [-1, 1] and next observation to the reward."""
 
     obs_size: int
     act_size: int
     terminates: Callable[[Any], Any] | None
+    learns_termination: bool = False
+    reward: Callable[[Any, Any, Any], Any] | None = None
+
+    @property
+    def can_end(self) -> bool:
+        """Whether an episode may end before its time limit."""
+        return self.terminates is not None or self.learns_termination

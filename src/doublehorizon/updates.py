@@ -130,7 +130,7 @@ def critic_update(
     bounds = follow_bounds(
         config.critic,
         config.policy.discount,
-        task.terminates is not None,
+        task.can_end,
         policy.bounds,
         rollout,
         temperature,

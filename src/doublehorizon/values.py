@@ -42,7 +42,7 @@ def follow_bounds(
     soft_reward = rollout.reward - temperature * rollout.log_prob[:horizon]
     counted = jnp.ones_like(soft_reward) if config.bounds == "all" else rollout.alive[:horizon]
     low, high = (
-        quantile(soft_reward.ravel(), counted.ravel() > 0, q) / (1.0 - discount)
+        quantile(soft_reward.ravel(), counted.ravel() > 0.5, q) / (1.0 - discount)
         for q in (config.quantile, 1.0 - config.quantile)
     )
     if config.bounds == "alive_and_zero" and can_end:

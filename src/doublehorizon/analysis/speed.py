@@ -134,9 +134,8 @@ class Bench:
 
     def effort(self, epochs: int = 1, rounds: int = 1) -> Effort:
         """Epochs of full size, none of them the last for want of improvement."""
-        planned = agent.plan_effort(self.config, self.task, self.num_rows, STEPS, first=False)
-        numbers = (self.num_rows, planned.fit_batches, 10**6, epochs, rounds)
-        return Effort(*(jnp.asarray(n, jnp.int32) for n in numbers))
+        planned = agent.plan(self.config, self.task, self.num_rows, STEPS, first=False)
+        return planned._replace(patience=10**6, max_epochs=epochs, num_rounds=rounds).effort()
 
 
 def prepare(config: Config, task: Task, num_seeds: int, num_rows: int) -> Bench:
@@ -150,7 +149,7 @@ def prepare(config: Config, task: Task, num_seeds: int, num_rows: int) -> Bench:
         return replays.empty(num_rows, *sizes), agent.initial_state(config, task, seed), rows
 
     replay, state, rows = jax.jit(lambda seeds: over_seeds(jax.vmap(one), seeds))(jnp.arange(num_seeds))
-    replay, state = agent.store(replay, state, rows)
+    replay, state = agent.store(rows, replay, state)
     return Bench(config, task, num_seeds, num_rows, state, replay)
 
 
@@ -265,7 +264,7 @@ def _store(bench: Bench) -> Part:
     times = []
     for _ in range(6):
         begun = time.perf_counter()
-        bench.replay, bench.state = agent.store(bench.replay, bench.state, jax.tree.map(jnp.asarray, rows))
+        bench.replay, bench.state = agent.store(jax.tree.map(jnp.asarray, rows), bench.replay, bench.state)
         jax.block_until_ready(bench.replay)
         times.append(time.perf_counter() - begun)
     size = sum(x.nbytes for x in jax.tree.leaves(rows)) / bench.num_seeds
@@ -275,8 +274,8 @@ def _store(bench: Bench) -> Part:
 def _iteration(bench: Bench, fit: Callable, improve: Callable, parts: dict[str, Part]) -> dict[str, Any]:
     """An iteration's learning with a fit that runs to its cap; computed from the parts where it takes minutes."""
     config, task = bench.config, bench.task
-    planned = agent.plan_effort(config, task, bench.num_rows, STEPS, first=False)
-    epochs, rounds = int(planned.max_epochs), int(planned.num_rounds)
+    planned = agent.plan(config, task, bench.num_rows, STEPS, first=False)
+    epochs, rounds = planned.max_epochs, planned.num_rounds
     critic_only = round(STEPS * config.policy.critic_only_share)
     learning = (
         rounds * (config.policy.refresh_every * parts["joint_update"].milliseconds)

@@ -2,27 +2,35 @@
 [-1, 1], or to one line that says why not."""
 
 import difflib
+import importlib
+import os
+import re
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.spaces import Box
 
-from doublehorizon.config import LoopConfig
-from doublehorizon.envs import paper
+from doublehorizon.config import Config, LoopConfig
+from doublehorizon.envs import dmc, paper
+from doublehorizon.envs.spaces import action_box, flat_observation, observation_size
 from doublehorizon.envs.termination import Rule, find_rule, never
 from doublehorizon.errors import UserError
 
 EnvLike = str | Callable[[], gym.Env] | gym.Env
 
 
+Termination = Literal["known", "learned", "never"]
+
+
 @dataclass(frozen=True)
 class EnvSpec:
-    """What training must know of an environment; steps are the agent's. `terminates` is None where no rule is known,
-    and `registered` says that `name` alone makes the same environment again."""
+    """What training must know of an environment; steps are the agent's. `terminates` is the rule by which episodes end
+    where one is known, `termination` how the model decides it, and `registered` says that `name` alone makes the same
+    environment again."""
 
     name: str
     obs_size: int
@@ -30,106 +38,125 @@ class EnvSpec:
     time_limit: int
     action_repeat: int
     terminates: Rule | None
+    termination: Termination
     action_low: tuple[float, ...]
     action_high: tuple[float, ...]
     registered: bool = False
 
     @property
-    def never_ends(self) -> bool:
-        """Whether only the time limit ends an episode, or is taken to, as no other rule is known."""
-        return self.terminates is None or self.terminates is never
+    def rule(self) -> Rule | None:
+        """The rule that the model rolls out with: None where it learns when episodes end, or where they never do."""
+        return self.terminates if self.termination == "known" and self.terminates is not never else None
 
     def facts(self) -> dict[str, Any]:
         """Plain values, as they are saved with a run; the termination rule is named, not stored."""
-        named = "unknown" if self.terminates is None else getattr(self.terminates, "__qualname__", "a user's own")
-        plain = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "terminates"}
-        return plain | {"termination": named}
+        rule = None if self.terminates is None else getattr(self.terminates, "__qualname__", "a user's own")
+        return {f.name: getattr(self, f.name) for f in fields(self)} | {"terminates": rule}
 
 
-def factory(env: EnvLike, max_steps: int | None = None) -> Callable[[], gym.Env]:
-    """A callable that makes the environment; an environment itself is handed out as it is. `max_steps` replaces the
-    time limit that an id was registered with."""
+def factory(env: EnvLike, loop: LoopConfig | None = None) -> Callable[[], gym.Env]:
+    """A callable that makes the environment; an environment itself is handed out as it is. A time limit in `loop`
+    replaces the one that an id was registered with."""
     if isinstance(env, str):
-        return partial(make, env, max_steps)
+        return partial(make, env, loop or LoopConfig())
     if isinstance(env, gym.Env):
         return lambda: env
     if callable(env):
         return env
     raise UserError(
-        f"env is a {type(env).__name__}, but it must be a Gymnasium id such as 'Pendulum-v1', a function that makes "
-        "an environment, or an environment."
+        f"env is a {type(env).__name__}, but it must be a Gymnasium id such as 'Pendulum-v1', a control task such as "
+        "'dmc/cheetah-run', a function that makes an environment, or an environment."
     )
 
 
-def make(env_id: str, max_steps: int | None = None) -> gym.Env:
-    """Makes a registered environment; an unknown id is answered with the nearest ones."""
+def make(name: str, loop: LoopConfig | None = None) -> gym.Env:
+    """Makes an environment from its name: a Gymnasium id, a task of the control suite, or `module:function`."""
     paper.register()
-    try:
-        gym.spec(env_id)
-    except gym.error.Error as problem:
-        by_name = {name.lower(): name for name in gym.registry}
-        near = difflib.get_close_matches(env_id.lower(), by_name, n=3, cutoff=0.5)
-        known = ", ".join(by_name[name] for name in near) or "Pendulum-v1, Hopper-v5, paper/HalfCheetah"
-        raise UserError(f"there is no environment {env_id!r}. The nearest ids are: {known}.") from problem
-    try:
-        return gym.make(env_id, max_episode_steps=max_steps, disable_env_checker=True)
-    except gym.error.DependencyNotInstalled as problem:
-        raise UserError(f"{env_id} needs a package that is not installed: {problem}") from problem
-
-
-def describe(env: gym.Env, loop: LoopConfig | None = None, registered: bool = False) -> EnvSpec:
-    """Reads off an environment what training needs, or says what is missing."""
+    found = _from_module(name)
+    if found is not None:
+        return found
     loop = loop or LoopConfig()
-    name = env.spec.id if env.spec is not None else type(env.unwrapped).__name__
-    act = _checked_action_space(name, env.action_space)
+    task = None if name in gym.registry else dmc.find_task(name)
+    repeat = loop.action_repeat or (1 if task is None else dmc.ACTION_REPEAT)
+    max_steps = loop.time_limit and loop.time_limit * repeat
+    if task is not None:
+        return dmc.ControlSuite(*task, max_steps)
+    try:
+        gym.spec(name)
+    except gym.error.Error as problem:
+        by_name = {known.lower(): known for known in gym.registry}
+        near = difflib.get_close_matches(name.lower(), by_name, n=3, cutoff=0.5)
+        known = ", ".join(by_name[name] for name in near) or "Pendulum-v1, Hopper-v5, paper/HalfCheetah"
+        raise UserError(f"there is no environment {name!r}. The nearest ids are: {known}.") from problem
+    try:
+        return gym.make(name, max_episode_steps=max_steps, disable_env_checker=True)
+    except gym.error.DependencyNotInstalled as problem:
+        raise UserError(f"{name} needs a package that is not installed: {problem}") from problem
+
+
+def _from_module(name: str) -> gym.Env | None:
+    """What the function that `module:function` names returns. None where `name` is no such thing, but perhaps
+    Gymnasium's own `module:Id-v0`."""
+    if not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", name):
+        return None
+    env = imported(name, "makes the environment, such as my_robot:make_env")()
+    if not isinstance(env, gym.Env):
+        raise UserError(f"{name} returned a {type(env).__name__}, but it must return a gymnasium.Env.")
+    return env
+
+
+def imported(name: str, purpose: str) -> Callable:
+    """The function that `module:function` names; modules of the working directory count."""
+    module, _, function = name.partition(":")
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError) as problem:
+        raise UserError(
+            f"{name!r} cannot be imported: {problem}. Name a module that Python finds from here and a function in it "
+            f"that {purpose}."
+        ) from problem
+    if not callable(found):
+        raise UserError(f"{name!r} is a {type(found).__name__}, but it must be a function that {purpose}.")
+    return found
+
+
+def describe(
+    env: gym.Env, config: Config | None = None, registered: str | None = None, rule: Rule | None = None
+) -> EnvSpec:
+    """Reads off an environment what training needs, or says what is missing. `registered` is the name by which it can
+    be made again, `rule` a user's own termination rule."""
+    config = config or Config()
+    loop, inner = config.loop, env.unwrapped
+    is_control = isinstance(inner, dmc.ControlSuite)
+    name = registered or (env.spec.id if env.spec is not None else type(inner).__name__)
+    act = action_box(name, env.action_space)
+    repeat = loop.action_repeat or (dmc.ACTION_REPEAT if is_control else 1)
+    rule = rule or find_rule(env)
     return EnvSpec(
         name=name,
-        obs_size=_checked_obs_size(name, env.observation_space),
+        obs_size=observation_size(name, env.observation_space),
         act_size=int(np.prod(act.shape)),
-        time_limit=loop.time_limit or max(1, _registered_time_limit(name, env) // loop.action_repeat),
-        action_repeat=loop.action_repeat,
-        terminates=find_rule(env),
+        time_limit=loop.time_limit or max(1, _registered_time_limit(name, env) // repeat),
+        action_repeat=repeat,
+        terminates=rule,
+        termination=_termination(name, config, rule),
         action_low=tuple(act.low.ravel().tolist()),
         action_high=tuple(act.high.ravel().tolist()),
-        registered=registered,
+        registered=registered is not None,
     )
 
 
-def _checked_action_space(name: str, space: gym.Space) -> Box:
-    if not isinstance(space, Box):
+def _termination(name: str, config: Config, rule: Rule | None) -> Termination:
+    if config.termination == "auto":
+        return "known" if rule is not None else "learned"
+    if config.termination == "known" and rule is None:
         raise UserError(
-            f"{name} has the action space {space}, but DHMBPO needs continuous actions (a Box). For discrete actions "
-            "use an algorithm such as DQN or PPO."
+            f"termination is 'known', but no rule is known for {name}. Give the environment a method "
+            "is_terminal(next_obs) that works on arrays [..., observation], or let it be learnt (termination 'auto')."
         )
-    if len(space.shape) != 1:
-        raise UserError(
-            f"{name} has actions of the shape {space.shape}, but a vector is needed. Wrap it so that they are."
-        )
-    if not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
-        raise UserError(
-            f"{name} has an action space without bounds, but actions are scaled to them. Wrap it so that "
-            "`action_space` is a Box with finite low and high, e.g. with gymnasium.wrappers.RescaleAction."
-        )
-    return space
-
-
-def _checked_obs_size(name: str, space: gym.Space) -> int:
-    if not isinstance(space, Box):
-        raise UserError(
-            f"{name} has the observation space {space}, but DHMBPO needs a Box. Wrap it in "
-            "gymnasium.wrappers.FlattenObservation."
-        )
-    if len(space.shape) >= 2 and space.dtype == np.uint8:
-        raise UserError(
-            f"{name} observes images {space.shape}, but DHMBPO learns from state vectors. Use an environment that "
-            "observes its state, or wrap it with an encoder of your own."
-        )
-    if len(space.shape) != 1:
-        raise UserError(
-            f"{name} has observations of the shape {space.shape}, but a vector is needed. Wrap it in "
-            "gymnasium.wrappers.FlattenObservation."
-        )
-    return int(np.prod(space.shape))
+    return config.termination
 
 
 def _registered_time_limit(name: str, env: gym.Env) -> int:
@@ -140,6 +167,8 @@ def _registered_time_limit(name: str, env: gym.Env) -> int:
         layer = layer.env
     if env.spec is not None and env.spec.max_episode_steps is not None:
         return int(env.spec.max_episode_steps)
+    if isinstance(env.unwrapped, dmc.ControlSuite):
+        return env.unwrapped.max_steps
     raise UserError(
         f"{name} has no time limit, but an iteration is as long as an episode. Give one with "
         "--loop.time-limit N (in Python: LoopConfig(time_limit=N)), or wrap it in gymnasium.wrappers.TimeLimit."
@@ -153,21 +182,23 @@ class Simulator:
         self.env, self.spec = env, spec
         self._low = np.asarray(spec.action_low, np.float64)
         self._high = np.asarray(spec.action_high, np.float64)
-        self._dtype = env.action_space.dtype
+        self._dtype, self._shape = env.action_space.dtype, env.action_space.shape
         self._steps = 0
+        self.seen: Any = None
+        """The last observation as the environment gave it."""
 
     def reset(self, seed: int) -> np.ndarray:
-        obs, _ = self.env.reset(seed=seed)
+        self.seen, _ = self.env.reset(seed=seed)
         self._steps = 0
-        return self._flat(obs)
+        return self._flat(self.seen)
 
     def step(self, act: np.ndarray) -> tuple[np.ndarray, float, bool, bool]:
         """Next observation, reward, whether the episode truly ended, whether the time limit cut it off."""
         scaled = self._low + (np.clip(act, -1.0, 1.0) + 1.0) * 0.5 * (self._high - self._low)
-        scaled = scaled.astype(self._dtype)
-        reward, terminated, truncated, obs = 0.0, False, False, None
+        scaled = scaled.astype(self._dtype).reshape(self._shape)
+        reward, terminated, truncated = 0.0, False, False
         for _ in range(self.spec.action_repeat):
-            obs, gained, terminated, truncated, _ = self.env.step(scaled)
+            self.seen, gained, terminated, truncated, _ = self.env.step(scaled)
             reward += float(gained)
             if terminated or truncated:
                 break
@@ -175,17 +206,32 @@ class Simulator:
         if not np.isfinite(reward):
             raise UserError(f"{self.spec.name} returned the reward {reward} in step {self._steps} of an episode.")
         return (
-            self._flat(obs),
+            self._flat(self.seen),
             float(reward),
             bool(terminated),
             truncated or self._steps >= self.spec.time_limit,
         )
 
+    def to_unit(self, action: Any) -> np.ndarray:
+        """An action in the environment's own units as one in [-1, 1]."""
+        flat = np.asarray(action, np.float64).reshape(-1)
+        if flat.size != self.spec.act_size or not np.isfinite(flat).all():
+            raise UserError(
+                f"the policy for the first steps returned {action!r}, but {self.spec.act_size} finite numbers are "
+                "needed."
+            )
+        return np.clip(2.0 * (flat - self._low) / (self._high - self._low) - 1.0, -1.0, 1.0)
+
     def close(self) -> None:
         self.env.close()
 
     def _flat(self, obs: Any) -> np.ndarray:
-        flat = np.asarray(obs, np.float32).reshape(-1)
+        try:
+            flat = flat_observation(self.env.observation_space, obs)
+        except (LookupError, TypeError, ValueError) as problem:
+            raise UserError(
+                f"{self.spec.name} returned an observation that is not of its observation space: {problem!r}."
+            ) from problem
         if flat.size != self.spec.obs_size or not np.isfinite(flat).all():
             raise UserError(
                 f"{self.spec.name} returned an observation of {flat.size} values, {int(np.isfinite(flat).sum())} of "

@@ -1,0 +1,38 @@
+"""Gymnasium's own checks of an environment, their complaints as single lines."""
+
+import re
+import warnings
+
+import gymnasium as gym
+from gymnasium.utils.env_checker import check_env
+
+from doublehorizon.errors import UserError
+
+_NO_MATTER_HERE = (
+    "different from the unwrapped version",  # wrappers are welcome
+    "symmetric and normalized space",  # actions are rescaled in any case
+    "Box observation space m",  # bounds of observations are not used
+)
+
+
+def complaints(env: gym.Env, name: str) -> list[str]:
+    """Runs Gymnasium's `check_env`, which resets the environment and steps it a few times. What it refuses is a
+    mistake; what it only warns of comes back as lines."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            check_env(env, skip_render_check=True, skip_close_check=True)
+        except Exception as problem:  # its assertions, or whatever the environment raises
+            words = str(problem) if isinstance(problem, AssertionError) else f"{type(problem).__name__}: {problem}"
+            raise UserError(
+                f"{name} does not pass Gymnasium's check_env: {_one_line(words)} Mend it, or train without the check "
+                "(--no-check, in Python check=False)."
+            ) from problem
+    lines = [_one_line(str(warning.message)) for warning in caught]
+    return [f"note: {line}" for line in dict.fromkeys(lines) if not any(words in line for words in _NO_MATTER_HERE)]
+
+
+def _one_line(words: str) -> str:
+    plain = re.sub(r"\x1b\[[0-9;]*m|^(WARN|ERROR): ", "", words)
+    line = " ".join(re.sub(r"^(WARN|ERROR): ", "", plain).split())
+    return line if line.endswith((".", "!", "?")) else line + "."

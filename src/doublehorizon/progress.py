@@ -1,0 +1,222 @@
+"""Where a run stands: its state on the device, what it was told beforehand, and its compiled programs."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from doublehorizon import agent
+from doublehorizon import replay as replays
+from doublehorizon.agent import AgentState
+from doublehorizon.config import Config, seed_iterations, steps_per_iteration
+from doublehorizon.devices import Devices, find_devices, over_seeds
+from doublehorizon.envs.make import EnvSpec
+from doublehorizon.errors import UserError
+from doublehorizon.policy import NumpyPolicy
+from doublehorizon.replay import Replay
+from doublehorizon.seats import Batch
+from doublehorizon.types import Task, Transition
+
+
+@dataclass(frozen=True)
+class Knowledge:
+    """What is known beforehand: the reward as a function of observation, action (in the environment's own units) and
+    next observation, all with any leading axes; and transitions that were recorded before."""
+
+    reward: Callable[[Any, Any, Any], Any] | None = None
+    prior: Batch | None = None
+
+    @property
+    def num_prior(self) -> int:
+        return 0 if self.prior is None else len(self.prior["reward"])
+
+
+@dataclass
+class Progress:
+    """Everything that changes while a run learns. Arrays have a leading seed axis."""
+
+    config: Config
+    spec: EnvSpec
+    seeds: list[int]
+    devices: Devices
+    state: AgentState
+    replay: Replay
+    knowledge: Knowledge = field(default_factory=Knowledge)
+    prior_rows: int = 0
+    """Transitions in each seed's replay that were there before the first step."""
+    iteration: int = 0
+    seconds: float = 0.0
+    returns: dict[int, dict[int, float]] = field(default_factory=dict)
+    """Test return by step and seed."""
+    policies: list[NumpyPolicy] | None = None
+    """Each seed's policy after the last whole iteration, on the host; None before the first fit."""
+    programs: "Programs | None" = None
+    """The compiled fit and policy optimisation; None before the first `train`, or where they would be others now."""
+    whole: bool = True
+    """False from the start of an iteration to its end: a run that was stopped in between cannot go on."""
+
+    @property
+    def task(self) -> Task:
+        return _task(self.spec, self.knowledge)
+
+    @property
+    def iteration_steps(self) -> int:
+        """Agent steps of an iteration."""
+        return steps_per_iteration(self.config, self.spec.time_limit)
+
+    @property
+    def step(self) -> int:
+        """Simulator steps so far, per seed."""
+        return self.iteration * self.iteration_steps * self.spec.action_repeat
+
+    @property
+    def num_rows(self) -> int:
+        """Transitions in each seed's replay."""
+        return min(self.prior_rows + self.iteration * self.iteration_steps, self.replay.rows.reward.shape[1])
+
+    @property
+    def first_fit(self) -> int:
+        """The iteration at whose end the first fit happens; 0 where recorded transitions are enough."""
+        return seed_iterations(self.config, self.spec.time_limit, self.prior_rows > 0)
+
+    def fetch_policies(self) -> list[NumpyPolicy]:
+        """Each seed's policy, brought to the host."""
+        actor, normalizer = jax.device_get((self.state.policy.actor, self.state.world.obs_normalizer))
+        layers = actor.mlp.layers
+        low, high = (np.asarray(x, np.float32) for x in (self.spec.action_low, self.spec.action_high))
+        return [
+            NumpyPolicy(
+                tuple(layer.weight[k] for layer in layers),
+                tuple(layer.bias[k] for layer in layers),
+                normalizer.mean[k],
+                normalizer.std[k],
+                low,
+                high,
+            )
+            for k in range(len(self.seeds))
+        ]
+
+    def last_returns(self) -> dict[int, float]:
+        """The most recent test return of each seed that has one."""
+        return {seed: value for step in sorted(self.returns) for seed, value in self.returns[step].items()}
+
+    def store(self, batch: Batch) -> None:
+        """Puts every seed's new transitions, `[seed, step, ...]`, into its replay."""
+        rows = Transition(**{name: jnp.asarray(value) for name, value in batch.items()})
+        self.replay, self.state = agent.store(rows, self.replay, self.state)
+
+
+class Programs:
+    """The fit and the policy optimisation, compiled in the background while the first steps are collected."""
+
+    def __init__(self, progress: Progress):
+        config, task, steps = progress.config, progress.task, progress.iteration_steps
+        # only their shapes count: `store` may already have reused the memory of these arrays
+        state, replay = progress.state, progress.replay
+        effort = agent.plan(config, task, steps, steps, first=True).effort()
+
+        devices, inputs = progress.devices, (config, task, steps, effort, replay)
+        self.fit = agent.fit_model.in_background(devices, (config, effort, replay), state)
+        self.improve = agent.improve_policy.in_background(devices, inputs, state)
+
+
+def begin(
+    config: Config,
+    spec: EnvSpec,
+    seeds: list[int],
+    capacity: int,
+    devices: Devices | None = None,
+    knowledge: Knowledge | None = None,
+) -> Progress:
+    """An untrained run with so many rows in each replay (see `capacity_for`); what was recorded before is in it."""
+    knowledge = knowledge or Knowledge()
+    task = _task(spec, knowledge)
+    _try_functions(spec.name, task)
+    sizes = (spec.obs_size, spec.act_size, config.model.members, config.fit.held_out_every)
+
+    def one_seed(seed: jax.Array) -> tuple[AgentState, Replay]:
+        return agent.initial_state(config, task, seed), replays.empty(capacity, *sizes)
+
+    state, replay = eqx.filter_jit(lambda seeds: over_seeds(jax.vmap(one_seed), seeds))(jnp.asarray(seeds))
+    devices = devices or find_devices(None, len(seeds))
+    progress = Progress(config, spec, seeds, devices, state, replay, knowledge, knowledge.num_prior)
+    if knowledge.num_prior > 0:
+        progress.store(prior_batch(progress))
+    return progress
+
+
+def prior_batch(progress: Progress) -> Batch:
+    """What was recorded before, the same for every seed."""
+    return {name: np.stack([rows] * len(progress.seeds)) for name, rows in (progress.knowledge.prior or {}).items()}
+
+
+def capacity_for(config: Config, spec: EnvSpec, total_steps: int, prior_rows: int) -> int:
+    """Rows of the replay: what the run will collect, at most the configured number, whole iterations in any case; and
+    what was recorded before."""
+    steps = steps_per_iteration(config, spec.time_limit)
+    iterations = -(-total_steps // (steps * spec.action_repeat))
+    return prior_rows + max(1, min(iterations, config.loop.replay_capacity // steps)) * steps
+
+
+def extend(progress: Progress, total_steps: int) -> None:
+    """Makes room for more steps in a replay that was sized for fewer: twice as much at least, as each new size is
+    compiled anew."""
+    held, config, spec, prior = (
+        progress.replay.rows.reward.shape[1],
+        progress.config,
+        progress.spec,
+        progress.prior_rows,
+    )
+    if capacity_for(config, spec, total_steps, prior) > held:
+        capacity = capacity_for(config, spec, max(total_steps, 2 * held * spec.action_repeat), prior)
+        num_rows = jnp.asarray(progress.num_rows, jnp.int32)
+        progress.replay = jax.vmap(lambda replay: replays.grow(replay, capacity, num_rows))(progress.replay)
+        progress.programs = None
+
+
+def _task(spec: EnvSpec, knowledge: Knowledge) -> Task:
+    reward = None
+    if knowledge.reward is not None:
+        reward = _InOwnUnits(knowledge.reward, spec.action_low, spec.action_high)
+    return Task(spec.obs_size, spec.act_size, spec.rule, spec.termination == "learned", reward)
+
+
+@dataclass(frozen=True)
+class _InOwnUnits:
+    """A user's reward function, for actions in [-1, 1]. Equal ones are equal, so that nothing is compiled twice."""
+
+    reward: Callable[[Any, Any, Any], Any]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+
+    def __call__(self, obs: Any, act: Any, next_obs: Any) -> Any:
+        low, high = (np.asarray(x, np.float32).reshape((1,) * (act.ndim - 1) + (-1,)) for x in (self.low, self.high))
+        return self.reward(obs, low + (act + 1.0) * 0.5 * (high - low), next_obs)
+
+
+def _try_functions(name: str, task: Task) -> None:
+    """A user's functions must work on JAX's arrays, on any number of rows."""
+    obs, act = (
+        jax.ShapeDtypeStruct((2, task.obs_size), jnp.float32),
+        jax.ShapeDtypeStruct((2, task.act_size), jnp.float32),
+    )
+    for what, function, arguments in (
+        ("termination rule", task.terminates, (obs,)),
+        ("reward function", task.reward, (obs, act, obs)),
+    ):
+        if function is None:
+            continue
+        needs = (
+            f"the {what} of {name} must map rows [rows, ...] to one value each, with operators, array methods or "
+            "jax.numpy"
+        )
+        try:
+            found = jax.eval_shape(function, *arguments)
+        except Exception as problem:  # whatever a user's function raises
+            raise UserError(f"{needs}; it raised {type(problem).__name__}: {str(problem).splitlines()[0]}") from problem
+        if getattr(found, "shape", None) != (2,):
+            raise UserError(f"{needs}; for 2 rows it returned {found}.")

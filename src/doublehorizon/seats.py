@@ -1,0 +1,174 @@
+"""A seed's place at a simulator: collects experience and runs test episodes, with NumPy alone."""
+
+import faulthandler
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TextIO
+
+import gymnasium as gym
+import numpy as np
+
+from doublehorizon.envs.make import EnvSpec, Simulator
+from doublehorizon.errors import RunError, UserError
+from doublehorizon.policy import NumpyPolicy
+
+Batch = dict[str, np.ndarray]
+"""Transitions of one seed, field by field (the fields of `types.Transition`)."""
+
+SeatId = tuple[int, int]
+"""Seed, and which of its environments."""
+
+_COLLECT, _EVALUATE = 0, 1  # what a generator is for: enters its seed
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What every seat of a crew is made from. `began` is the iteration in which the crew starts; `seed_policy` acts
+    before the first fit, on the environment's own observations and in its own units, instead of chance."""
+
+    make_env: Callable[[], gym.Env]
+    spec: EnvSpec
+    began: int = 0
+    seed_policy: Any = None
+    step_timeout: float = 300.0
+
+
+class Watch:
+    """Ends this process if a step or reset takes too long, leaving behind in `file` where it was stuck. It works even
+    where the simulator never gives Python a chance."""
+
+    def __init__(self, timeout: float, file: TextIO):
+        self._timeout, self._file, self._armed = timeout, file, -np.inf
+
+    def touch(self, seed: int, step: int) -> None:
+        """The environment is alive. The alarm is set anew ten times per timeout or once a second at most: to set it
+        costs as much as a quick step."""
+        now = time.monotonic()
+        if now - self._armed > min(1.0, 0.1 * self._timeout):
+            self._armed = now
+            self._file.seek(0)
+            self._file.truncate()
+            self._file.write(f"{seed} {step}\n")
+            self._file.flush()
+            faulthandler.dump_traceback_later(1.1 * self._timeout, exit=True, file=self._file)
+
+    def rest(self) -> None:
+        """Nothing is being waited for."""
+        faulthandler.cancel_dump_traceback_later()
+        self._armed = -np.inf
+
+
+@dataclass
+class Seat:
+    """One environment of one seed: where its episode stands, and its chance, which depends on the seed, on which of
+    the seed's environments it is, and on the iteration in which its crew began."""
+
+    simulator: Simulator
+    seed: int
+    place: int = 0
+    began: int = 0
+    seed_policy: Any = None
+    watch: Watch | None = None
+    episode: int = 0
+    obs: np.ndarray | None = None
+    rng: np.random.Generator = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.rng = np.random.default_rng([self.seed, _COLLECT, self.began, *self._distinction()])
+
+    def collect(self, policy: NumpyPolicy | None, step: int, num_steps: int) -> Batch:
+        """Steps with a sampling policy; without one, with the seed policy or uniform actions. An unfinished episode
+        goes on in the next call. `step` is where the run stands."""
+        spec = self.simulator.spec
+        shapes = [(num_steps, spec.obs_size), (num_steps, spec.act_size), (num_steps,), (num_steps, spec.obs_size)]
+        obs, act, reward, next_obs = (np.empty(shape, np.float32) for shape in shapes)
+        terminated = np.zeros(num_steps, np.float32)
+        for t in range(num_steps):
+            with self._reported(step + t * spec.action_repeat, "step"):
+                if self.obs is None:
+                    parts = (self.seed, _COLLECT, self.began, self.episode, *self._distinction())
+                    self.obs = self.simulator.reset(_reset_seed(*parts))
+                    self.episode += 1
+                obs[t] = self.obs
+                act[t] = self._random_action() if policy is None else policy.act(self.obs, self.rng)
+                next_obs[t], reward[t], ended, cut = self.simulator.step(act[t])
+            terminated[t] = ended
+            self.obs = None if ended or cut else next_obs[t]
+        return {"obs": obs, "act": act, "reward": reward, "next_obs": next_obs, "terminated": terminated}
+
+    def evaluate(self, policy: NumpyPolicy | None, step: int, num_episodes: int) -> float:
+        """Mean return of test episodes with the deterministic policy, or with uniform actions; seeded by the step."""
+        rng = np.random.default_rng([self.seed, _EVALUATE, step])
+        total = 0.0
+        for episode in range(num_episodes):
+            with self._reported(step, "a test at step"):
+                obs, done = self.simulator.reset(_reset_seed(self.seed, _EVALUATE, step, episode)), False
+            while not done:
+                act = rng.uniform(-1, 1, self.simulator.spec.act_size) if policy is None else policy.act(obs)
+                with self._reported(step, "a test at step"):
+                    obs, reward, ended, cut = self.simulator.step(act)
+                total += reward
+                done = ended or cut
+        self.obs = None  # whatever episode was running here is over
+        return total / num_episodes
+
+    def _random_action(self) -> np.ndarray:
+        if self.seed_policy is None:
+            return self.rng.uniform(-1, 1, self.simulator.spec.act_size)
+        seen = self.simulator.seen
+        chosen = self.seed_policy.predict(seen)[0] if hasattr(self.seed_policy, "predict") else self.seed_policy(seen)
+        return self.simulator.to_unit(chosen)
+
+    def _distinction(self) -> tuple[int, ...]:
+        """A seed's first environment has the same chance as if it were the only one."""
+        return (self.place,) if self.place else ()
+
+    @contextmanager
+    def _reported(self, step: int, where: str) -> Iterator[None]:
+        """What goes wrong inside is told with the seed and the step; what is a mistake of the environment's author, in
+        one line, what it raises itself, with its traceback."""
+        if self.watch is not None:
+            self.watch.touch(self.seed, step)
+        try:
+            yield
+        except UserError as problem:
+            raise UserError(f"{problem} (seed {self.seed}, {where} {step})") from problem
+        except Exception as problem:
+            raise RunError(
+                f"{self.simulator.spec.name} failed (seed {self.seed}, {where} {step}):\n{traceback.format_exc()}"
+            ) from problem
+
+
+def _reset_seed(*parts: int) -> int:
+    return int(np.random.SeedSequence(parts).generate_state(1)[0])
+
+
+class Bench:
+    """The seats of one worker, and the calls it answers."""
+
+    def __init__(self, recipe: Recipe, watch: Watch | None = None):
+        self._recipe, self._watch = recipe, watch
+        self._seats: dict[SeatId, Seat] = {}
+
+    def answer(self, call: str, arguments: dict[SeatId, tuple]) -> dict[SeatId, Any]:
+        """Lets each seat collect or evaluate with a policy, at a step of the run, so many steps or episodes."""
+        try:
+            return {
+                at: getattr(self._seat(at, step), call)(policy, step, count)
+                for at, (policy, step, count) in arguments.items()
+            }
+        finally:
+            if self._watch is not None:
+                self._watch.rest()
+
+    def _seat(self, at: SeatId, step: int) -> Seat:
+        if at not in self._seats:
+            recipe = self._recipe
+            if self._watch is not None:
+                self._watch.touch(at[0], step)
+            simulator = Simulator(recipe.make_env(), recipe.spec)
+            self._seats[at] = Seat(simulator, *at, recipe.began, recipe.seed_policy, self._watch)
+        return self._seats[at]
