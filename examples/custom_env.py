@@ -1,10 +1,10 @@
-"""An environment of your own, and a policy for it: a drone that climbs to a height and holds it.
+"""An environment of your own, and a policy for it: a drone that climbs to a height and holds it, in a room.
 
     python examples/custom_env.py                                          # trains, about a minute on two CPU cores
     doublehorizon train custom_env:make_env --preset quick --steps 3000    # the same, run in this folder
 
-The drone falls under gravity, its motor pushes upwards only and with a lag, and it breaks when it hits the ground. No
-rule for that is given: the model learns from experience which steps end an episode.
+The drone falls under gravity, its motor pushes upwards only and with a lag, and it breaks at the floor and at the
+ceiling. No rule for that is given: the model learns from experience which steps end an episode.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ class Drone(gym.Env):
 
     observation_space = Box(-np.inf, np.inf, (3,), np.float32)
     action_space = Box(0.0, 20.0, (1,), np.float32)  # any bounds: the policy's actions are scaled to them
-    target, mass, gravity, seconds_per_step = 2.0, 1.0, 9.81, 0.05
+    target, ceiling, mass, gravity, seconds_per_step = 2.0, 4.0, 1.0, 9.81, 0.05
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
         super().reset(seed=seed)  # seeds self.np_random, the only source of chance here
@@ -33,7 +33,7 @@ class Drone(gym.Env):
         self.thrust += 0.3 * (wanted - self.thrust)
         self.speed += (self.thrust / self.mass - self.gravity) * self.seconds_per_step
         self.height += self.speed * self.seconds_per_step
-        crashed = self.height <= 0.0
+        crashed = not 0.0 < self.height < self.ceiling
         reward = float(np.exp(-np.square(self.height - self.target)))  # 1 at the target, less away from it
         return self._observe(), reward, crashed, False, {}  # the time limit is not the environment's business
 

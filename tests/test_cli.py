@@ -5,10 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-import doublehorizon as dh
 from doublehorizon.records import from_json
+from test_data import recorded
 from worlds import TINY
 
 TINY_OPTIONS = (
@@ -76,6 +77,7 @@ def test_an_environment_that_fails_leaves_what_was_learnt(run_folder, tmp_path):
 import gymnasium as gym, doublehorizon as dh, sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 from doublehorizon.records import from_json
+from test_data import recorded
 from worlds import TINY
 
 class Failing(gym.Wrapper):
@@ -102,6 +104,17 @@ def test_quick_solves_pendulum(run_folder):
     done = command("train", "Pendulum-v1", "--preset", "quick", "--steps", "2000", "--out", str(run_folder), "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["returns"]["0"] > -250.0
+
+
+@pytest.mark.slow
+def test_recorded_steps_alone_give_a_policy_and_no_random_step_is_made(run_folder, tmp_path):
+    np.savez(tmp_path / "log.npz", **recorded(2000))
+    words = ["train", "Pendulum-v1", "--preset", "quick", "--data", str(tmp_path / "log.npz"), "--steps", "1000"]
+    done = command(*words, "--out", str(run_folder), "--json")
+    assert done.returncode == 0, done.stderr
+    first, *_, last = (run_folder / "eval.csv").read_text().splitlines()[1:]
+    assert first.startswith("0,") and float(first.split(",")[2]) > -800.0  # before any step; random actions get -1200
+    assert float(last.split(",")[2]) > -250.0
 
 
 @pytest.mark.slow

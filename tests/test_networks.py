@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from doublehorizon.networks import Critic, Dynamics, ensemble, mean_and_std, sample_action
+from doublehorizon.networks import Critic, Dynamics, ensemble, mean_and_std, orthogonal, sample_action
 from worlds import TINY, random_actor
 
 
@@ -49,6 +49,17 @@ def test_critics_start_in_the_middle_and_members_differ():
     assert float(jax.tree.map(lambda x: x[0], critics)(jnp.ones((1, 5)))[0]) == 0.0
     first = critics.mlp.layers[0].weight
     assert not np.allclose(first[0], first[1])
+
+
+def test_orthogonal_matrices_are_drawn_without_lapack():
+    """Which hangs under `vmap` on some CPUs; and as uniformly as by QR: every entry has the variance 1 / size."""
+    draw = jax.jit(jax.vmap(lambda key: orthogonal(3, 5, key)))
+    keys = jr.split(jr.key(0), 4000)
+    assert "lapack" not in draw.lower(keys).as_text()
+    drawn = np.asarray(draw(keys))
+    np.testing.assert_allclose(drawn @ drawn.swapaxes(1, 2), np.tile(np.eye(3), (4000, 1, 1)), atol=1e-5)
+    np.testing.assert_allclose(np.mean(drawn**2, axis=0), 0.2, atol=0.02)
+    np.testing.assert_allclose(np.mean(drawn, axis=0), 0.0, atol=0.03)
 
 
 def test_the_actor_starts_orthogonal_and_wide():

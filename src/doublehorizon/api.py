@@ -42,7 +42,7 @@ class DHMBPO:
         reward: your own reward, from observations, actions (in the environment's units) and next observations, that the
             policy learns from instead of a learnt one.
         data: transitions to learn from before the first step: an `.npz` file, `minari:DATASET`, or arrays by name (obs,
-            act, reward, next_obs, terminated). There are then no random steps unless the config asks for some.
+            act, reward, next_obs, terminated). There are then no random steps.
         seed_policy: acts instead of chance before the first fit: a function from observation to action, an object with
             `predict`, or a policy file of this package.
         check: let Gymnasium's `check_env` look at an environment of your own first; it steps it a few times.

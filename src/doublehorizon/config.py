@@ -160,8 +160,8 @@ class LoopConfig:
     steps_per_iteration: int | None = None
     """Agent steps between two fits. None: the time limit, within 200..1000, rounded to a multiple of 20."""
     seed_iterations: int | None = None
-    """Iterations of random actions before the first fit. None: max(5, 1000 / steps_per_iteration), or 0 with
-    transitions from a file."""
+    """Iterations of random actions before the first fit. None: max(5, 1000 / steps_per_iteration). There are none where
+    transitions come from a file."""
     evaluate_every: int = 10
     """Iterations between evaluations; there is one after the first fit and one at the end, too."""
     evaluation_episodes: int = 10
@@ -313,10 +313,10 @@ def steps_per_iteration(config: Config, time_limit: int) -> int:
 
 def seed_iterations(config: Config, time_limit: int, has_data: bool = False) -> int:
     """Iterations of random actions before the first fit; none where there are transitions to learn from."""
-    if config.loop.seed_iterations is not None:
-        return config.loop.seed_iterations
     if has_data:
         return 0
+    if config.loop.seed_iterations is not None:
+        return config.loop.seed_iterations
     return max(5, 1000 // steps_per_iteration(config, time_limit))
 
 

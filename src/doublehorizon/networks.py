@@ -146,8 +146,23 @@ def mean_and_std(raw: Float[Array, "rows out"]) -> tuple[Float[Array, "rows act"
     return mean, jax.nn.softplus(raw_std) + _MIN_ACTION_STD
 
 
+def orthogonal(in_size: int, out_size: int, key: PRNGKeyArray) -> Float[Array, "in out"]:
+    """A random matrix with orthonormal columns, or rows if these are fewer: the factor U of a Gaussian matrix U P, by
+    Newton and Schulz's iteration. JAX's own initialiser calls LAPACK, which under `vmap` may hang a CPU forever (seen
+    with JAX 0.10 on two cores, in a quarter of all starts)."""
+    gauss = jr.normal(key, (in_size, out_size)) / (in_size**0.5 + out_size**0.5)  # no singular value far above 1
+
+    def step(_, x):
+        square = jnp.matmul(x.T, x, precision="highest")
+        return 1.5 * x - 0.5 * jnp.matmul(x, square, precision="highest")
+
+    # each step multiplies a small singular value by 1.5: 60 bring even one of 1e-9 to 1
+    tall = jax.lax.fori_loop(0, 60, step, gauss if in_size >= out_size else gauss.T)
+    return tall if in_size >= out_size else tall.T
+
+
 def _orthogonal(layer: Linear, key: PRNGKeyArray) -> Linear:
-    weight = jax.nn.initializers.orthogonal()(key, layer.weight.shape)
+    weight = orthogonal(*layer.weight.shape, key)
     return eqx.tree_at(lambda one: (one.weight, one.bias), layer, (weight, jnp.zeros_like(layer.bias)))
 
 
