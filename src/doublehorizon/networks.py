@@ -162,7 +162,8 @@ def orthogonal(in_size: int, out_size: int, key: PRNGKeyArray) -> Float[Array, "
 
 
 def _orthogonal(layer: Linear, key: PRNGKeyArray) -> Linear:
-    weight = orthogonal(*layer.weight.shape, key)
+    in_size, out_size = layer.weight.shape
+    weight = orthogonal(in_size, out_size, key)
     return eqx.tree_at(lambda one: (one.weight, one.bias), layer, (weight, jnp.zeros_like(layer.bias)))
 
 
