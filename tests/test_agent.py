@@ -83,7 +83,7 @@ def test_seed_k_of_many_is_seed_k_alone():
         np.testing.assert_allclose(together[1], single[0], atol=1e-6)  # same initial parameters
     for part, other in zip(one_epoch_and_one_update(many), one_epoch_and_one_update(alone), strict=True):
         for a, b in zip(part, other, strict=True):
-            np.testing.assert_allclose(a[1], b[0], atol=1e-5)
+            np.testing.assert_allclose(a[1], b[0], rtol=1e-5, atol=1e-5)
 
 
 def test_a_seed_full_of_nan_leaves_the_others_alone():

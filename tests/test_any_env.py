@@ -170,14 +170,19 @@ class Ends(Cart):
     ends_past = 0.15
 
 
-def test_a_users_rule_and_reward_are_used(said):
+def test_a_users_rule_and_reward_are_used(said, tmp_path):
     def reward(obs, act, next_obs):
         return -(next_obs[..., 0] ** 2)
 
-    model = dh.DHMBPO(Ends, config=limited(), termination=lambda obs: abs(obs[..., 0]) > 0.15, reward=reward)
+    model = dh.DHMBPO(Ends, config=limited(), termination_rule=lambda obs: abs(obs[..., 0]) > 0.15, reward=reward)
     assert model.spec.termination == "known"
     model.learn(40)
     assert said == []
+    model.save(tmp_path / "agent")
+    with pytest.raises(dh.UserError, match=r"pass it again.*termination_rule"):
+        dh.DHMBPO.load(tmp_path / "agent", env=Ends, reward=reward)
+    with pytest.raises(dh.UserError, match=r"pass it again.*reward"):
+        dh.DHMBPO.load(tmp_path / "agent", env=Ends, termination_rule=lambda obs: abs(obs[..., 0]) > 0.15)
 
 
 def test_a_users_functions_are_checked(said, only_collecting):
@@ -185,8 +190,8 @@ def test_a_users_functions_are_checked(said, only_collecting):
     assert len(said) == 1 and "reward function differs" in said[0]
     for wrong, words in (
         ({"reward": lambda obs, act, next_obs: np.sin(obs[:, 0])}, "operators, array methods or jax.numpy"),
-        ({"reward": lambda obs, act, next_obs: obs}, r"for 2 rows it returned"),
-        ({"termination": lambda obs: bool(obs[0, 0] > 1)}, "termination rule of"),
+        ({"reward": lambda obs, act, next_obs: obs}, r"for arrays \[2, 3, n\] it returned"),
+        ({"termination_rule": lambda obs: bool(obs[0, 0] > 1)}, "termination rule of"),
     ):
         with pytest.raises(dh.UserError, match=words) as problem:
             dh.DHMBPO(Ends, config=limited(), **wrong).learn(20)
@@ -203,6 +208,16 @@ def test_a_seed_policy_acts_before_the_first_fit(tmp_path, only_collecting):
         dh.DHMBPO(Cart, config=limited(), seed_policy=lambda seen: [np.nan]).learn(20)
     kept[0].fetch_policies()[0].save(tmp_path / "policy.safetensors")
     dh.DHMBPO(Cart, config=limited(), seed_policy=tmp_path / "policy.safetensors").learn(20)
+
+
+def test_where_steps_are_dear_nothing_is_tested_and_nothing_random_done(only_collecting, tmp_path):
+    """The first test acts with the seed policy as well, or there is none."""
+    still = lambda seen: np.zeros(1)  # noqa: E731
+    returns = dh.DHMBPO(Cart, config=limited(), seed_policy=still).learn(20).last_returns()
+    assert -1.0 < returns[0] < 0.0  # it stays near the origin
+    config = limited(loop=dataclasses.replace(TINY.loop, evaluation_episodes=0))
+    assert dh.DHMBPO(Cart, config=config).learn(20, out=tmp_path / "run").last_returns() == {}
+    assert len((tmp_path / "run" / "eval.csv").read_text().splitlines()) == 1
 
 
 def test_without_random_steps_a_file_is_needed():

@@ -33,11 +33,15 @@ def test_a_file_gives_back_what_was_recorded(tmp_path):
 def test_what_is_wrong_with_a_file_is_said(tmp_path):
     rows = recorded(100)
     (tmp_path / "text.npz").write_text("no numbers")
+    (tmp_path / "empty.npz").touch()
     for source, words in (
         (tmp_path / "none.npz", "cannot be read"),
         (tmp_path / "text.npz", "cannot be read"),
         ({k: v for k, v in rows.items() if k != "next_obs"}, "no array next_obs or next_observations.*it has act"),
         (rows | {"obs": rows["obs"][:, :2]}, r"obs of the shape \(100, 2\).*needs \(100, 3\)"),
+        (rows | {"obs": rows["obs"].T}, r"obs of the shape \(3, 100\)"),
+        (rows | {"terminated": rows["terminated"] + 255}, "other than 0 and 1"),
+        (tmp_path / "empty.npz", "cannot be read"),
         ({k: v[:50] for k, v in rows.items()}, "50 transitions, but at least 100"),
         (rows | {"act": 3.0 * rows["act"]}, "beyond the bounds"),
         (rows | {"reward": np.where(np.arange(100) == 7, np.nan, rows["reward"])}, "reward.*row 7"),

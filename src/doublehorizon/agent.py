@@ -44,6 +44,8 @@ from doublehorizon.updates import (
 )
 from doublehorizon.values import unknown_bounds
 
+_APART = 2**20  # folded into a key that is split as well: what a split gives is the key with 0, 1, ... folded in
+
 
 class AgentState(eqx.Module):
     """Everything that learning changes, but for the replay."""
@@ -64,7 +66,7 @@ def initial_state(config: Config, task: Task, seed: Int[Array, ""]) -> AgentStat
             ensemble(lambda k: Dynamics(config.model, *sizes, k), config.model.members, key_model),
             identity(task.obs_size),
             identity(1 + task.obs_size),
-            untrained(config.terminator, *sizes, jr.fold_in(key_model, 1)) if task.learns_termination else None,
+            untrained(config.terminator, *sizes, jr.fold_in(key_model, _APART)) if task.learns_termination else None,
         ),
         policy=Policy(
             actor=Actor(config.policy, *sizes, key_actor),
@@ -80,8 +82,8 @@ def initial_state(config: Config, task: Task, seed: Int[Array, ""]) -> AgentStat
 
 def learn_termination(config: Config, task: Task, state: AgentState) -> AgentState:
     """The same agent, from now on learning when episodes end. All seeds: arrays have a leading seed axis."""
-    add = lambda key: untrained(config.terminator, task.obs_size, task.act_size, jr.fold_in(key, 2))  # noqa: E731
-    terminator = over_seeds(jax.vmap(add), state.key)
+    add = lambda key: untrained(config.terminator, task.obs_size, task.act_size, jr.fold_in(key, _APART))  # noqa: E731
+    terminator = eqx.filter_jit(lambda keys: over_seeds(jax.vmap(add), keys))(state.key)
     return eqx.tree_at(lambda s: s.world.terminator, state, terminator, is_leaf=lambda x: x is None)
 
 
@@ -137,7 +139,12 @@ def fit_model(inputs: tuple[Config, Effort, Replay], state: AgentState) -> tuple
         world, metrics = fits.fit(config, effort, replay, world, key_fit)
         if world.terminator is not None:
             fit_ends = lambda *seed: fit_terminator(config.terminator, effort, *seed)  # noqa: E731
-            seeded = (world.terminator, world.obs_normalizer, replay, jax.vmap(lambda k: jr.fold_in(k, 1))(key_fit))
+            seeded = (
+                world.terminator,
+                world.obs_normalizer,
+                replay,
+                jax.vmap(lambda k: jr.fold_in(k, _APART))(key_fit),
+            )
             terminator, calibration = jax.vmap(fit_ends)(*seeded)
             world, metrics = eqx.tree_at(lambda w: w.terminator, world, terminator), metrics | calibration
         return AgentState(world, state.policy, state.ring, key), metrics

@@ -37,7 +37,7 @@ class DHMBPO:
         config: the numbers of the algorithm; the paper's if None. `dh.presets` has others.
         device: "cpu", "gpu" or None for the best there is. Of several GPUs as many are used as share the seeds out
             evenly.
-        termination: your own rule, from next observations `[..., obs]` to flags `[...]`, of operators, array methods or
+        termination_rule: your own, from next observations `[..., obs]` to flags `[...]`, of operators, array methods or
             jax.numpy. A method `is_terminal` of the environment does the same.
         reward: your own reward, from observations, actions (in the environment's units) and next observations, that the
             policy learns from instead of a learnt one.
@@ -56,7 +56,7 @@ class DHMBPO:
         seeds: int = 1,
         config: Config | None = None,
         device: str | None = None,
-        termination: Callable[[Any], Any] | None = None,
+        termination_rule: Callable[[Any], Any] | None = None,
         reward: Callable[[Any, Any, Any], Any] | None = None,
         data: Source | None = None,
         seed_policy: Any = None,
@@ -78,7 +78,7 @@ class DHMBPO:
         self._devices = find_devices(device, seeds)
         self._make_env = factory(env, self.config.loop)
         sample = self._make_env()
-        self._spec = describe(sample, self.config, env if isinstance(env, str) else None, termination)
+        self._spec = describe(sample, self.config, env if isinstance(env, str) else None, termination_rule)
         self._obs_space, self._act_shape = sample.observation_space, sample.action_space.shape or ()
         self._notes = complaints(sample, self._spec.name) if check and _is_users_own(sample) else []
         if not self._is_object:
@@ -115,12 +115,12 @@ class DHMBPO:
             )
         if self._progress is not None and not self._progress.whole:
             raise UserError("the last learn() was stopped inside an iteration. Load a saved agent, or start a new one.")
-        folder = prepare_folder(Path(out), self) if out is not None else None
         use_compilation_cache()
         with using(self._devices):
             if self._progress is None:
                 rows = capacity_for(self.config, self.spec, total_timesteps, self._knowledge.num_prior)
                 self._progress = begin(self.config, self.spec, self.seeds, rows, self._devices, self._knowledge)
+            folder = prepare_folder(Path(out), self) if out is not None else None
             iteration = self._progress.iteration_steps * self.spec.action_repeat
             total = self._progress.step + -(-total_timesteps // iteration) * iteration
             extend(self._progress, total)
@@ -191,10 +191,15 @@ class DHMBPO:
 
     @classmethod
     def load(
-        cls, path: str | Path, env: EnvLike | None = None, device: str | None = None, **knowledge: Any
+        cls,
+        path: str | Path,
+        env: EnvLike | None = None,
+        device: str | None = None,
+        termination_rule: Callable[[Any], Any] | None = None,
+        reward: Callable[[Any, Any, Any], Any] | None = None,
     ) -> "DHMBPO":
-        """Reads what `save` wrote. `env` is needed where the agent was not trained on a registered id; `termination`
-        and `reward` where it was given such a function."""
+        """Reads what `save` wrote. `env` is needed where the agent was not trained on a registered id;
+        `termination_rule` and `reward` where it was given such a function."""
         config, about = checkpoints.read_about(Path(path))
         if env is None and not about["env"]["registered"]:
             raise UserError(
@@ -207,8 +212,9 @@ class DHMBPO:
             seeds=len(seeds),
             config=config,
             device=device,
+            termination_rule=termination_rule,
+            reward=reward,
             check=False,
-            **knowledge,
         )
         with using(model._devices):
             model._progress = checkpoints.load(Path(path), model.spec, model._devices, model._knowledge)

@@ -40,6 +40,7 @@ def save(progress: Progress, folder: Path) -> None:
         "seconds": progress.seconds,
         "capacity": progress.replay.rows.reward.shape[1],
         "prior_rows": progress.prior_rows,
+        "reward": progress.knowledge.reward is not None,
         "returns": progress.returns,
     }
     save_file(_arrays(progress.state), partial / "state.safetensors")
@@ -68,6 +69,13 @@ def load(folder: Path, spec: EnvSpec, devices: Devices | None = None, knowledge:
     for name in ("obs_size", "act_size", "time_limit", "action_low", "action_high"):
         if about["env"][name] != now[name]:
             raise UserError(f"{folder} was trained with {name} {about['env'][name]}, but {spec.name} has {now[name]}.")
+    knowledge = knowledge or Knowledge()
+    for what, then, now_given in (
+        ("termination_rule", about["env"]["termination"] == "known", spec.terminates is not None),
+        ("reward", about["reward"], knowledge.reward is not None),
+    ):
+        if then and not now_given:
+            raise UserError(f"{folder} was trained with a {what} of its own: pass it again, load(path, {what}=...).")
     spec = replace(spec, termination=about["env"]["termination"])  # a rule that was found wrong stays given up
     progress = begin(config, spec, about["seeds"], about["capacity"], devices, knowledge)
     progress.prior_rows = about["prior_rows"]

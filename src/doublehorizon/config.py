@@ -165,7 +165,7 @@ class LoopConfig:
     evaluate_every: int = 10
     """Iterations between evaluations; there is one after the first fit and one at the end, too."""
     evaluation_episodes: int = 10
-    """Test episodes per evaluation, with the deterministic policy."""
+    """Test episodes per evaluation, with the deterministic policy. 0: none, where every step is dear."""
     time_limit: int | None = None
     """Agent steps after which an episode is cut off. None: what the environment's registration says."""
     action_repeat: int | None = None
@@ -173,7 +173,7 @@ class LoopConfig:
     num_envs: int = 1
     """Environments per seed that collect side by side, for slow simulators; an iteration has as many steps as ever."""
     step_timeout: float = 300.0
-    """Seconds after which an environment that has not come back from a reset or a step is given up."""
+    """Seconds after which an environment that has not come back from a reset or an action is given up."""
     replay_capacity: int = 1_000_000
     """Transitions kept at most; the oldest go first."""
 
@@ -205,7 +205,7 @@ class Config:
             ("fit.held_out_every", self.fit.held_out_every, 2),
             ("policy.refresh_every", self.policy.refresh_every, 1),
             ("loop.evaluate_every", self.loop.evaluate_every, 1),
-            ("loop.evaluation_episodes", self.loop.evaluation_episodes, 1),
+            ("loop.evaluation_episodes", self.loop.evaluation_episodes, 0),
             ("loop.action_repeat", 1 if self.loop.action_repeat is None else self.loop.action_repeat, 1),
             ("loop.time_limit", 1 if self.loop.time_limit is None else self.loop.time_limit, 1),
             ("loop.num_envs", self.loop.num_envs, 1),

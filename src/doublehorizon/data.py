@@ -1,5 +1,6 @@
 """Transitions that were recorded before, for people who cannot start with random steps."""
 
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -30,14 +31,14 @@ def load_transitions(source: Source, spec: EnvSpec, group_size: int) -> Batch:
     name = source if isinstance(source, str | Path) else "data"
     batch = _read(source)
     batch = {key: np.asarray(value, np.float32) for key, value in batch.items()}
-    recorded = batch["reward"].size
+    recorded = len(np.atleast_1d(batch["reward"]))
     num_rows = recorded // group_size * group_size
     if num_rows < _FEWEST:
         raise UserError(f"{name} has {recorded} transitions, but at least {_FEWEST} are needed.")
     sizes = {"obs": spec.obs_size, "act": spec.act_size, "next_obs": spec.obs_size}
     for key, value in batch.items():
         shape = (recorded, sizes[key]) if key in sizes else (recorded,)
-        if value.size != np.prod(shape):
+        if value.shape[:1] != shape[:1] or value.size != np.prod(shape):
             raise UserError(f"{name} has {key} of the shape {value.shape}, but {spec.name} needs {shape}.")
         batch[key] = value = value.reshape(shape)[:num_rows]
         if not np.isfinite(value).all():
@@ -50,6 +51,8 @@ def load_transitions(source: Source, spec: EnvSpec, group_size: int) -> Batch:
             f"{name} has actions from {batch['act'].min():.4g} to {batch['act'].max():.4g}, beyond the bounds of "
             f"{spec.name} ({low.min():.4g} to {high.max():.4g}). Actions must be in the environment's own units."
         )
+    if not np.isin(batch["terminated"], (0.0, 1.0)).all():
+        raise UserError(f"{name} has values of terminated other than 0 and 1.")
     return batch | {"act": np.clip(act, -1.0, 1.0)}
 
 
@@ -61,7 +64,7 @@ def _read(source: Source) -> dict[str, Any]:
         try:
             with np.load(source, allow_pickle=False) as file:
                 found: Mapping[str, Any] = dict(file)
-        except (OSError, ValueError, AttributeError) as problem:
+        except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as problem:
             raise UserError(f"{source} cannot be read as an .npz file of transitions: {problem}.") from problem
     else:
         found = source

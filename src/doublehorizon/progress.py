@@ -195,15 +195,12 @@ class _InOwnUnits:
 
     def __call__(self, obs: Any, act: Any, next_obs: Any) -> Any:
         low, high = (np.asarray(x, np.float32).reshape((1,) * (act.ndim - 1) + (-1,)) for x in (self.low, self.high))
-        return self.reward(obs, low + (act + 1.0) * 0.5 * (high - low), next_obs)
+        return self.reward(obs, low + (act + 1.0) * 0.5 * (high - low), next_obs).astype(np.float32)
 
 
 def _try_functions(name: str, task: Task) -> None:
-    """A user's functions must work on JAX's arrays, on any number of rows."""
-    obs, act = (
-        jax.ShapeDtypeStruct((2, task.obs_size), jnp.float32),
-        jax.ShapeDtypeStruct((2, task.act_size), jnp.float32),
-    )
+    """A user's functions must work on JAX's arrays, with any leading axes."""
+    obs, act = (jax.ShapeDtypeStruct((2, 3, size), jnp.float32) for size in (task.obs_size, task.act_size))
     for what, function, arguments in (
         ("termination rule", task.terminates, (obs,)),
         ("reward function", task.reward, (obs, act, obs)),
@@ -211,12 +208,12 @@ def _try_functions(name: str, task: Task) -> None:
         if function is None:
             continue
         needs = (
-            f"the {what} of {name} must map rows [rows, ...] to one value each, with operators, array methods or "
+            f"the {what} of {name} must map arrays [..., n] to one value [...] each, with operators, array methods or "
             "jax.numpy"
         )
         try:
             found = jax.eval_shape(function, *arguments)
         except Exception as problem:  # whatever a user's function raises
             raise UserError(f"{needs}; it raised {type(problem).__name__}: {str(problem).splitlines()[0]}") from problem
-        if getattr(found, "shape", None) != (2,):
-            raise UserError(f"{needs}; for 2 rows it returned {found}.")
+        if getattr(found, "shape", None) != (2, 3):
+            raise UserError(f"{needs}; for arrays [2, 3, n] it returned {found}.")

@@ -24,7 +24,7 @@ class RolloutNoise(eqx.Module):
 def draw_noise(task: Task, horizon: int, batch_size: int, key: PRNGKeyArray) -> RolloutNoise:
     """For `horizon` steps and the action in the last state. The key is consumed."""
     key_act, key_state, key_order = jr.split(key, 3)
-    key_ends = jr.fold_in(key, 3)
+    key_ends = jr.fold_in(key, 3)  # as if split in four; in three, it leaves the others as they were
     # sorting random bits gives every step its own permutation of the rows
     order = jnp.argsort(jr.bits(key_order, (horizon, batch_size)), axis=-1)
     return RolloutNoise(

@@ -4,7 +4,7 @@ import faulthandler
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 
@@ -92,32 +92,37 @@ class Seat:
                     parts = (self.seed, _COLLECT, self.began, self.episode, *self._distinction())
                     self.obs = self.simulator.reset(_reset_seed(*parts))
                     self.episode += 1
+                    self._touch(step + t * spec.action_repeat)
                 obs[t] = self.obs
-                act[t] = self._random_action() if policy is None else policy.act(self.obs, self.rng)
+                act[t] = self._first_action(self.obs, self.rng) if policy is None else policy.act(self.obs, self.rng)
                 next_obs[t], reward[t], ended, cut = self.simulator.step(act[t])
             terminated[t] = ended
             self.obs = None if ended or cut else next_obs[t]
         return {"obs": obs, "act": act, "reward": reward, "next_obs": next_obs, "terminated": terminated}
 
     def evaluate(self, policy: NumpyPolicy | None, step: int, num_episodes: int) -> float:
-        """Mean return of test episodes with the deterministic policy, or with uniform actions; seeded by the step."""
+        """Mean return of test episodes with the deterministic policy; without one, as `collect` acts. Seeded by the
+        step."""
         rng = np.random.default_rng([self.seed, _EVALUATE, step])
         total = 0.0
         for episode in range(num_episodes):
             with self._reported(step, "a test at step"):
                 obs, done = self.simulator.reset(_reset_seed(self.seed, _EVALUATE, step, episode)), False
             while not done:
-                act = rng.uniform(-1, 1, self.simulator.spec.act_size) if policy is None else policy.act(obs)
                 with self._reported(step, "a test at step"):
+                    act = self._first_action(obs, rng) if policy is None else policy.act(obs)
                     obs, reward, ended, cut = self.simulator.step(act)
                 total += reward
                 done = ended or cut
         self.obs = None  # whatever episode was running here is over
         return total / num_episodes
 
-    def _random_action(self) -> np.ndarray:
+    def _first_action(self, obs: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Before the first fit: by chance, or by the seed policy."""
         if self.seed_policy is None:
-            return self.rng.uniform(-1, 1, self.simulator.spec.act_size)
+            return rng.uniform(-1, 1, self.simulator.spec.act_size)
+        if isinstance(self.seed_policy, NumpyPolicy):
+            return self.seed_policy.act(obs, rng)
         seen = self.simulator.seen
         chosen = self.seed_policy.predict(seen)[0] if hasattr(self.seed_policy, "predict") else self.seed_policy(seen)
         return self.simulator.to_unit(chosen)
@@ -126,12 +131,15 @@ class Seat:
         """A seed's first environment has the same chance as if it were the only one."""
         return (self.place,) if self.place else ()
 
+    def _touch(self, step: int) -> None:
+        if self.watch is not None:
+            self.watch.touch(self.seed, step)
+
     @contextmanager
     def _reported(self, step: int, where: str) -> Iterator[None]:
         """What goes wrong inside is told with the seed and the step; what is a mistake of the environment's author, in
         one line, what it raises itself, with its traceback."""
-        if self.watch is not None:
-            self.watch.touch(self.seed, step)
+        self._touch(step)
         try:
             yield
         except UserError as problem:
@@ -163,6 +171,12 @@ class Bench:
         finally:
             if self._watch is not None:
                 self._watch.rest()
+
+    def close(self) -> None:
+        """Closes the environments, which may hold on to processes or machines of their own."""
+        for seat in self._seats.values():
+            with suppress(Exception):  # the run is over: nobody is left to tell
+                seat.simulator.close()
 
     def _seat(self, at: SeatId, step: int) -> Seat:
         if at not in self._seats:

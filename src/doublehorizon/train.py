@@ -59,13 +59,14 @@ def train(
 
 def _learn_from_records(progress: Progress, clock: "_Clock", log: CsvLog, view: View) -> None:
     """Where what was recorded before is enough, the first policy comes from it alone: nothing random is done."""
-    if progress.first_fit == 0:
-        ends = check_termination(progress, prior_batch(progress), view)
-        progress.whole = False
-        metrics = ends | _learn(progress, clock, view)
-        progress.whole = True
-        progress.seconds = clock.total()
-        _log_progress(log, progress, metrics, {"time/collect_seconds": 0.0, **clock.laps, **_elapsed(progress)})
+    if progress.first_fit > 0 or progress.policies is not None:
+        return
+    ends = check_termination(progress, prior_batch(progress), view)
+    progress.whole = False
+    metrics = ends | _learn(progress, clock, view)
+    progress.whole = True
+    progress.seconds = clock.total()
+    _log_progress(log, progress, metrics, {"time/collect_seconds": 0.0, **clock.laps, **_elapsed(progress)})
 
 
 def _elapsed(progress: Progress) -> dict[str, float]:
@@ -98,8 +99,10 @@ class _Evaluations:
         self._started: dict[int, float] = {}
 
     def start(self) -> None:
-        """Before the first fit, with random actions."""
+        """Before the first fit, with random actions or the seed policy."""
         step, episodes = self._progress.step, self._progress.config.loop.evaluation_episodes
+        if episodes == 0:
+            return
         self._started[step] = self._progress.seconds
         self._crew.start_evaluation(self._progress.policies, step, episodes)
 

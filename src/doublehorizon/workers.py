@@ -54,7 +54,9 @@ class Crew:
                 ):
                     size = min(len(seats), most)
                     for i in range(size):
-                        group.append(_RemoteWorker(pickled, seats[i::size], recipe))
+                        group.append(_RemoteWorker(seats[i::size], recipe))
+                for worker in (*self._collectors, *self._evaluators):  # all have been started: they start side by side
+                    worker.brief(pickled)
                 on_failure.pop_all()
         self._queues: list[deque[tuple[int, dict[SeatId, tuple]]]] = [deque() for _ in self._evaluators]
 
@@ -136,7 +138,7 @@ class _LocalWorker:
 class _RemoteWorker:
     """A worker process and the pipe to it."""
 
-    def __init__(self, pickled: bytes, seats: list[SeatId], recipe: Recipe):
+    def __init__(self, seats: list[SeatId], recipe: Recipe):
         self.seats, self._name, self._timeout = seats, recipe.spec.name, recipe.step_timeout
         self._pipe, theirs = Pipe()
         # where a worker that is stuck says so; it has a name for those systems that need one
@@ -150,7 +152,13 @@ class _RemoteWorker:
             env=os.environ | one_thread | {"PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)},
         )
         theirs.close()
-        self._pipe.send_bytes(pickled)
+
+    def brief(self, pickled: bytes) -> None:
+        """Tells the process what to work on; it may be waited for until it has started."""
+        try:
+            self._pipe.send_bytes(pickled)
+        except OSError as problem:
+            raise self._lost() from problem
 
     def send(self, call: str, arguments: dict[SeatId, tuple]) -> None:
         try:
@@ -216,6 +224,13 @@ def serve(pipe: Connection, last_words: TextIO) -> None:
     """The worker's life: answers calls until the pipe closes."""
     recipe = cloudpickle.loads(pipe.recv_bytes())
     bench = Bench(recipe, Watch(recipe.step_timeout, last_words))
+    try:
+        _answer_calls(pipe, bench)
+    finally:
+        bench.close()
+
+
+def _answer_calls(pipe: Connection, bench: Bench) -> None:
     while True:
         try:
             call, arguments = pipe.recv()

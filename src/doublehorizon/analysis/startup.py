@@ -11,8 +11,8 @@ from doublehorizon.errors import RunError
 
 
 def measure_starts(obs_size: int, act_size: int, num_seeds: int, platform: str | None) -> dict[str, dict[str, float]]:
-    """Seconds until the first fit step and the first policy update have run, with an empty compilation cache (cold)
-    and again with the cache that this left (warm)."""
+    """Seconds until each point of a start is reached, the first fit step and the first policy update above all, with an
+    empty compilation cache (cold) and again with the cache that this left (warm)."""
     with tempfile.TemporaryDirectory() as cache:
         return {name: _start(obs_size, act_size, num_seeds, platform, cache) for name in ("cold", "warm")}
 
@@ -45,26 +45,30 @@ def main() -> None:
     from doublehorizon.devices import find_devices, using
     from doublehorizon.types import Task
 
+    stamps = {"imported": time.time()}
     obs_size, act_size, num_seeds = map(int, sys.argv[1:])
     config, task = Config(), Task(obs_size, act_size, None)
     use_compilation_cache()
     devices = find_devices(None, num_seeds)
+    stamps["device"] = time.time()
     with using(devices):
         bench = prepare(config, task, num_seeds, 20 * STEPS)
+        jax.block_until_ready(bench.replay)
+        stamps["agent"] = time.time()
         fit = agent.fit_model.in_background(devices, (config, bench.effort(), bench.replay), bench.state)
-        inputs = (
-            config,
-            task,
-            4 * config.policy.refresh_every,
-            bench.effort(),
-            bench.replay,
-        )  # few steps, same program
+        few = 4 * config.policy.refresh_every  # few steps, same program
+        inputs = (config, task, few, bench.effort(), bench.replay)
         improve = agent.improve_policy.in_background(devices, inputs, bench.state)
-        state, metrics = fit.result()((config, bench.effort(), bench.replay), bench.state)
+        run_fit = fit.result()
+        stamps["fit_compiled"] = time.time()
+        state, metrics = run_fit((config, bench.effort(), bench.replay), bench.state)
         jax.block_until_ready(metrics)
-        first_fit_step = time.time()
-        jax.block_until_ready(improve.result()(inputs, state))
-    print(json.dumps({"first_fit_step": first_fit_step, "first_update": time.time()}))
+        stamps["first_fit_step"] = time.time()
+        run_improve = improve.result()
+        stamps["policy_compiled"] = time.time()
+        jax.block_until_ready(run_improve(inputs, state))
+        stamps["first_update"] = time.time()
+    print(json.dumps(stamps))
 
 
 if __name__ == "__main__":

@@ -166,7 +166,7 @@ def _print_tables(result: dict[str, Any]) -> None:
         for what, found_kernels in found["profiles"].items():
             _print_profile(console, what, found_kernels)
         for name, times in (found["start_seconds"] or {}).items():
-            words = ", ".join(f"{seconds:.1f} s to the {what.replace('_', ' ')}" for what, seconds in times.items())
+            words = ", ".join(f"{what.replace('_', ' ')} {seconds:.1f} s" for what, seconds in times.items())
             console.print(f"  {name} compilation cache: {words}", highlight=False)
 
 

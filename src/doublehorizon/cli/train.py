@@ -38,7 +38,7 @@ class Train:
     steps: int = 100_000
     """Simulator steps per seed, the first random ones included."""
     seeds: int = 1
-    """How many seeds to train side by side, in one process on one device."""
+    """How many seeds to train side by side, in one process."""
     seed: int = 0
     """The first seed."""
     preset: Literal["dhmbpo", "paper", "light", "quick"] = "dhmbpo"
@@ -93,7 +93,7 @@ def run(arguments: list[str]) -> int:
         seeds=options.seeds,
         config=_config(options),
         device=options.device,
-        termination=_function(options.termination_rule, "says of next observations whether they end an episode"),
+        termination_rule=_function(options.termination_rule, "says of next observations whether they end an episode"),
         reward=_function(options.reward, "returns rewards"),
         data=options.data,
         seed_policy=_seed_policy(options.seed_policy),

@@ -1,6 +1,7 @@
 """Gymnasium's own checks of an environment, their complaints as single lines."""
 
 import re
+import traceback
 import warnings
 
 import gymnasium as gym
@@ -23,7 +24,9 @@ def complaints(env: gym.Env, name: str) -> list[str]:
         try:
             check_env(env, skip_render_check=True, skip_close_check=True)
         except Exception as problem:  # its assertions, or whatever the environment raises
-            words = str(problem) if isinstance(problem, AssertionError) else f"{type(problem).__name__}: {problem}"
+            place = traceback.extract_tb(problem.__traceback__)[-1]
+            raised = f"{type(problem).__name__}: {problem} ({place.filename}, line {place.lineno})"
+            words = str(problem) if isinstance(problem, AssertionError) else raised
             raise UserError(
                 f"{name} does not pass Gymnasium's check_env: {_one_line(words)} Mend it, or train without the check "
                 "(--no-check, in Python check=False)."
@@ -33,6 +36,6 @@ def complaints(env: gym.Env, name: str) -> list[str]:
 
 
 def _one_line(words: str) -> str:
-    plain = re.sub(r"\x1b\[[0-9;]*m|^(WARN|ERROR): ", "", words)
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", words)
     line = " ".join(re.sub(r"^(WARN|ERROR): ", "", plain).split())
     return line if line.endswith((".", "!", "?")) else line + "."

@@ -31,8 +31,8 @@ def find_task(name: str) -> tuple[str, str] | None:
     if found is None:
         return None
     prefix, domain, task, version = found.groups()
-    if prefix is None and (version is not None or domain not in _DOMAINS):
-        return None  # a Gymnasium id such as Hopper-v5
+    if prefix is None and (version is not None or domain not in _DOMAINS or re.fullmatch(r"v\d+", task)):
+        return None  # a Gymnasium id such as Hopper-v5, perhaps in small letters
     domain = _OTHER_NAMES.get(domain, domain)
     tasks = _suite(name).ALL_TASKS
     if (domain, task) in tasks:
@@ -61,7 +61,7 @@ class ControlSuite(gym.Env):
     metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012 (Gymnasium's interface)
 
     def __init__(self, domain: str, task: str, max_steps: int | None = None, render_mode: str | None = None):
-        self._env = _suite(f"dmc/{domain}-{task}").load(domain, task)
+        self._env = _suite(f"dmc/{domain}-{task}").load(domain, task, task_kwargs={"random": 0})
         self.render_mode = render_mode
         self.is_terminal = regulator if domain == "lqr" else never  # of the whole suite only this one ends
         own = self._env._step_limit
