@@ -6,6 +6,8 @@ from pathlib import Path
 import jax
 import pytest
 
+from doublehorizon.devices import forget_programs
+
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_compilation_cache_dir", os.environ.get("JAX_COMPILATION_CACHE_DIR", ".jax_cache"))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
@@ -15,3 +17,10 @@ jax.config.update("jax_disable_most_optimizations", True)  # nearly all of a tes
 @pytest.fixture
 def run_folder(tmp_path: Path) -> Path:
     return tmp_path / "run"
+
+
+@pytest.fixture(autouse=True)
+def room_for_programs():
+    """All tests run in one process, and each compiles programs."""
+    yield
+    forget_programs(20_000)

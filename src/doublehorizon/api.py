@@ -12,7 +12,7 @@ from doublehorizon import checkpoints
 from doublehorizon.cache import use_compilation_cache
 from doublehorizon.config import Config, seed_iterations, steps_per_iteration
 from doublehorizon.data import Source, load_transitions
-from doublehorizon.devices import Devices, find_devices, using
+from doublehorizon.devices import Devices, find_devices, forget_programs, using
 from doublehorizon.envs.check import complaints
 from doublehorizon.envs.make import EnvLike, EnvSpec, Simulator, describe, factory
 from doublehorizon.envs.spaces import flat_observations
@@ -116,6 +116,7 @@ class DHMBPO:
         if self._progress is not None and not self._progress.whole:
             raise UserError("the last learn() was stopped inside an iteration. Load a saved agent, or start a new one.")
         use_compilation_cache()
+        forget_programs()
         with using(self._devices):
             if self._progress is None:
                 rows = capacity_for(self.config, self.spec, total_timesteps, self._knowledge.num_prior)

@@ -2,8 +2,10 @@
 
 import contextlib
 import functools
+import gc
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import equinox as eqx
@@ -85,6 +87,16 @@ class Program:
 def program(donate: str) -> Callable[[Callable], Program]:
     """Makes a function a `Program` that reuses the memory of its arguments: "none", or "all-except-first"."""
     return lambda function: Program(function, donate)
+
+
+def forget_programs(most_mappings: int = 30_000) -> None:
+    """Drops compiled programs that nobody uses any more, if they hold many of the memory mappings that Linux grants a
+    process (65,530 by default). A program on a CPU has thousands, and beyond the limit XLA crashes: without this, the
+    tenth agent or so that one process trains."""
+    mappings = Path("/proc/self/maps")
+    if mappings.exists() and len(mappings.read_bytes().splitlines()) > most_mappings:
+        jax.clear_caches()
+        gc.collect()
 
 
 @functools.cache
