@@ -6,8 +6,6 @@ from pathlib import Path
 import jax
 import pytest
 
-from doublehorizon.devices import forget_programs
-
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_compilation_cache_dir", os.environ.get("JAX_COMPILATION_CACHE_DIR", ".jax_cache"))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
@@ -23,4 +21,6 @@ def run_folder(tmp_path: Path) -> Path:
 def room_for_programs():
     """All tests run in one process, and each compiles programs."""
     yield
+    from doublehorizon.devices import forget_programs  # not above: shapes are checked in what is imported later
+
     forget_programs(20_000)
