@@ -158,7 +158,8 @@ def test_a_worker_that_is_killed_is_reported():
 
 
 ENDLESS_RUN = """
-import gymnasium as gym, sys, time
+import gymnasium as gym, signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that runs us in the background turns it off
 from doublehorizon.envs.make import describe, make
 from doublehorizon.seats import Recipe
 from doublehorizon.workers import Crew
