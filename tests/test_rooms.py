@@ -7,6 +7,7 @@ ROOMS = [
     "errors",
     "config",
     "presets",
+    "scaling",
     "records",
     "types",
     "envs.termination",

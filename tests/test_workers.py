@@ -140,9 +140,10 @@ def test_a_fault_of_the_environment_is_told_with_seed_and_step(step, kind, words
 
 def test_a_pause_between_calls_is_no_hang():
     with Crew(Recipe(factory("Pendulum-v1"), SPEC, step_timeout=0.3), [0]) as workers:
-        workers.collect(None, 5)
+        before = workers.collect(None, 5)
         time.sleep(1.0)
-        workers.collect(None, 5)
+        after = workers.collect(None, 5)
+    np.testing.assert_array_equal(before["next_obs"][0, -1], after["obs"][0, 0])  # the same episode goes on
 
 
 def processes_of(crew: Crew) -> list[subprocess.Popen]:

@@ -11,6 +11,7 @@ from gymnasium import spaces
 from doublehorizon.envs.make import EnvSpec
 from doublehorizon.envs.spaces import flat_observation
 from doublehorizon.errors import UserError
+from doublehorizon.scaling import to_unit
 from doublehorizon.seats import Batch
 
 Source = str | Path | Mapping[str, Any]
@@ -45,7 +46,7 @@ def load_transitions(source: Source, spec: EnvSpec, group_size: int) -> Batch:
             row = int(np.argwhere(~np.isfinite(value.reshape(num_rows, -1)).all(axis=1))[0, 0])
             raise UserError(f"{name} has values of {key} that are not finite, the first in row {row}.")
     low, high = np.asarray(spec.action_low, np.float32), np.asarray(spec.action_high, np.float32)
-    act = 2.0 * (batch["act"] - low) / (high - low) - 1.0
+    act = to_unit(batch["act"], low, high)
     if np.abs(act).max() > 1.001:
         raise UserError(
             f"{name} has actions from {batch['act'].min():.4g} to {batch['act'].max():.4g}, beyond the bounds of "

@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from doublehorizon.errors import UserError
+from doublehorizon.scaling import to_own_units
 
 _FORMAT = "doublehorizon-policy-1"
 _MIN_ACTION_STD = 1e-5  # as in networks.py
@@ -62,7 +63,7 @@ class NumpyPolicy:
         elif rng is None:
             rng = np.random.default_rng()
         unit = self.act(flat, rng)
-        return self.action_low + (unit + 1.0) * 0.5 * (self.action_high - self.action_low), state
+        return to_own_units(unit, self.action_low, self.action_high), state
 
     def save(self, path: str | Path) -> None:
         """Writes the policy to one file."""

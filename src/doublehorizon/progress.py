@@ -18,6 +18,7 @@ from doublehorizon.envs.make import EnvSpec
 from doublehorizon.errors import UserError
 from doublehorizon.policy import NumpyPolicy
 from doublehorizon.replay import Replay
+from doublehorizon.scaling import to_own_units
 from doublehorizon.seats import Batch
 from doublehorizon.types import Task, Transition
 
@@ -195,7 +196,7 @@ class _InOwnUnits:
 
     def __call__(self, obs: Any, act: Any, next_obs: Any) -> Any:
         low, high = (np.asarray(x, np.float32).reshape((1,) * (act.ndim - 1) + (-1,)) for x in (self.low, self.high))
-        return self.reward(obs, low + (act + 1.0) * 0.5 * (high - low), next_obs).astype(np.float32)
+        return self.reward(obs, to_own_units(act, low, high), next_obs).astype(np.float32)
 
 
 def _try_functions(name: str, task: Task) -> None:

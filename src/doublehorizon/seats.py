@@ -154,7 +154,7 @@ def _reset_seed(*parts: int) -> int:
     return int(np.random.SeedSequence(parts).generate_state(1)[0])
 
 
-class Bench:
+class Room:
     """The seats of one worker, and the calls it answers."""
 
     def __init__(self, recipe: Recipe, watch: Watch | None = None):

@@ -22,7 +22,7 @@ import numpy as np
 
 from doublehorizon.errors import RunError, UserError
 from doublehorizon.policy import NumpyPolicy
-from doublehorizon.seats import Batch, Bench, Recipe, SeatId, Watch
+from doublehorizon.seats import Batch, Recipe, Room, SeatId, Watch
 
 
 class Crew:
@@ -39,8 +39,8 @@ class Crew:
         recipe = replace(recipe, spec=replace(recipe.spec, terminates=None))
         self._seats = [(seed, place) for seed in seeds for place in range(num_envs)]
         if in_process:
-            bench = Bench(recipe)
-            self._collectors, self._evaluators = [_LocalWorker(bench, self._seats)], [_LocalWorker(bench, self._seats)]
+            room = Room(recipe)
+            self._collectors, self._evaluators = [_LocalWorker(room, self._seats)], [_LocalWorker(room, self._seats)]
         else:
             pickled = _pickled(recipe)
             cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -114,13 +114,13 @@ class Crew:
 class _LocalWorker:
     """A worker without a process: the environment stays where the user made it."""
 
-    def __init__(self, bench: Bench, seats: list[SeatId]):
+    def __init__(self, room: Room, seats: list[SeatId]):
         self.seats = seats
-        self._bench = bench
+        self._room = room
         self._answers: list[dict[SeatId, Any]] = []
 
     def send(self, call: str, arguments: dict[SeatId, tuple]) -> None:
-        self._answers.append(self._bench.answer(call, arguments))
+        self._answers.append(self._room.answer(call, arguments))
 
     def ready(self) -> bool:
         return bool(self._answers)
@@ -223,21 +223,21 @@ def _pickled(recipe: Recipe) -> bytes:
 def serve(pipe: Connection, last_words: TextIO) -> None:
     """The worker's life: answers calls until the pipe closes."""
     recipe = cloudpickle.loads(pipe.recv_bytes())
-    bench = Bench(recipe, Watch(recipe.step_timeout, last_words))
+    room = Room(recipe, Watch(recipe.step_timeout, last_words))
     try:
-        _answer_calls(pipe, bench)
+        _answer_calls(pipe, room)
     finally:
-        bench.close()
+        room.close()
 
 
-def _answer_calls(pipe: Connection, bench: Bench) -> None:
+def _answer_calls(pipe: Connection, room: Room) -> None:
     while True:
         try:
             call, arguments = pipe.recv()
         except (EOFError, OSError):
             return
         try:
-            answer = ("answer", bench.answer(call, arguments))
+            answer = ("answer", room.answer(call, arguments))
         except UserError as problem:
             answer = ("mistake", str(problem))
         except RunError as problem:

@@ -19,6 +19,7 @@ from doublehorizon.envs import dmc, paper
 from doublehorizon.envs.spaces import action_box, flat_observation, observation_size
 from doublehorizon.envs.termination import Rule, find_rule, never
 from doublehorizon.errors import UserError
+from doublehorizon.scaling import to_own_units, to_unit
 
 EnvLike = str | Callable[[], gym.Env] | gym.Env
 
@@ -194,7 +195,7 @@ class Simulator:
 
     def step(self, act: np.ndarray) -> tuple[np.ndarray, float, bool, bool]:
         """Next observation, reward, whether the episode truly ended, whether the time limit cut it off."""
-        scaled = self._low + (np.clip(act, -1.0, 1.0) + 1.0) * 0.5 * (self._high - self._low)
+        scaled = to_own_units(np.clip(act, -1.0, 1.0), self._low, self._high)
         scaled = scaled.astype(self._dtype).reshape(self._shape)
         reward, terminated, truncated = 0.0, False, False
         for _ in range(self.spec.action_repeat):
@@ -220,7 +221,7 @@ class Simulator:
                 f"the policy for the first steps returned {action!r}, but {self.spec.act_size} finite numbers are "
                 "needed."
             )
-        return np.clip(2.0 * (flat - self._low) / (self._high - self._low) - 1.0, -1.0, 1.0)
+        return np.clip(to_unit(flat, self._low, self._high), -1.0, 1.0)
 
     def close(self) -> None:
         self.env.close()
