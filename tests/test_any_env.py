@@ -1,6 +1,7 @@
 """Environments of every kind, each through an iteration end to end; and what users bring with them."""
 
 import dataclasses
+import json
 
 import gymnasium as gym
 import numpy as np
@@ -246,6 +247,7 @@ def test_recorded_steps_come_first_and_nothing_random(tmp_path):
     seen = []
     model.learn(40, out=tmp_path / "run", callback=lambda progress: seen.append(progress.num_rows))
     assert seen == [140, 160]
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["given"] == ["data"]
     assert progress_values(tmp_path / "run", "time/total_timesteps") == [0.0, 20.0, 40.0]
 
 

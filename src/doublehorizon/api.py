@@ -160,6 +160,12 @@ class DHMBPO:
         return self._spec if self._progress is None else self._progress.spec
 
     @property
+    def given(self) -> list[str]:
+        """What was brought along beside environment and config: a run without it would be another."""
+        brought = {"data": self._knowledge.prior, "reward": self._knowledge.reward, "seed_policy": self._seed_policy}
+        return [name for name, value in brought.items() if value is not None]
+
+    @property
     def policies(self) -> list[NumpyPolicy]:
         """Each seed's policy; they need NumPy only."""
         if self._progress is None or self._progress.policies is None:
@@ -247,6 +253,7 @@ def prepare_folder(folder: Path, model: DHMBPO) -> Path:
         about = {
             "env": model.spec.facts(),
             "seeds": model.seeds,
+            "given": model.given,
             "config": to_json(model.config),
         }
         (folder / "config.json").write_text(json.dumps(about, indent=1) + "\n")
