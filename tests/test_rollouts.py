@@ -50,16 +50,6 @@ def test_a_row_that_ends_begins_anew_and_its_last_state_is_not_kept():
     assert not np.any(np.asarray(visited) > 2.0)
 
 
-def test_or_the_running_states_are_repeated_evenly():
-    # row 0 ends at once: 1.8; row 1 goes 0.0, 0.5, 1.0: four running states in six places
-    starts = jnp.array([[[1.8], [0.0]], [[0.1], [9.0]], [[9.0], [9.0]]])
-    rows = (ENDS_PAST_TWO, line_world(), ConstantActor(jnp.array(0.5)), starts, no_noise(2, 2))
-    visited = np.sort(np.ravel(distribution_rollout(*rows, "repeat")))
-    found, counts = np.unique(visited.round(3), return_counts=True)
-    np.testing.assert_allclose(found, [0.0, 0.5, 1.0, 1.8], rtol=1e-4)
-    assert set(counts) == {1, 2}
-
-
 def test_alive_falls_to_zero_where_the_episode_ends_and_stays_there():
     back = Task(1, 1, lambda obs: (obs[..., 0] > 1.1) & (obs[..., 0] < 1.4))  # ended in one state only
     rollout = roll(back, jnp.array(0.25), jnp.full((2, 1), 0.5), no_noise(4, 2))

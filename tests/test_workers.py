@@ -31,12 +31,9 @@ def test_a_seed_collects_the_same_whoever_is_beside_it():
     assert not np.array_equal(together["obs"][0], together["obs"][1])
 
 
-def test_a_later_crew_does_not_repeat_an_earlier_one():
-    with (
-        crew([0], in_process=True) as first,
-        Crew(Recipe(factory("Pendulum-v1"), SPEC, 5), [0], in_process=True) as later,
-    ):
-        one, other = first.collect(None, 20), later.collect(None, 20)
+def test_chance_depends_on_where_the_run_stands():
+    with crew([0], in_process=True) as first, crew([0], in_process=True) as later:
+        one, other = first.collect(None, 20), later.collect(None, 20, step=100)
     assert not np.isclose(one["obs"], other["obs"]).all(axis=-1).any()
     assert not np.isclose(one["act"], other["act"]).any()
 
@@ -52,16 +49,41 @@ def test_a_factory_that_cannot_be_sent_is_named():
 
 
 def test_episodes_go_on_across_calls_and_rows_are_linked():
-    with crew([0], in_process=True) as split, crew([0], in_process=True) as whole:
-        first, second = split.collect(None, 120), split.collect(None, 130)
-        expected = whole.collect(None, 250)
+    with crew([0], in_process=True) as workers:
+        first, second = workers.collect(None, 120), workers.collect(None, 130, step=120)
     joined = {name: np.concatenate([first[name], second[name]], axis=1) for name in first}
-    for name, value in expected.items():
-        np.testing.assert_array_equal(joined[name], value)
     next_obs, obs = joined["next_obs"][0, :-1], joined["obs"][0, 1:]
     linked = (next_obs == obs).all(axis=1)
     np.testing.assert_array_equal(np.flatnonzero(~linked), [199])  # the time limit of 200 steps
     assert not joined["terminated"].any()
+
+
+def test_a_running_episode_goes_on_in_another_crew():
+    with crew([0, 1]) as whole:
+        whole.collect(None, 120)
+        running = whole.episodes
+        expected = whole.collect(None, 130, step=120)
+    assert running[1, 0].actions.shape == (120, 1)
+    with Crew(Recipe(factory("Pendulum-v1"), SPEC), [0, 1], episodes=running) as other:
+        found = other.collect(None, 130, step=120)
+        assert other.pop_notes() == []
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], value)
+
+
+def test_an_environment_that_does_not_repeat_itself_begins_a_new_episode_and_says_so():
+    class Drifting(gym.ObservationWrapper):
+        def observation(self, observation):
+            return observation + np.random.default_rng().normal(size=3).astype(np.float32)  # seeded by nothing
+
+    recipe = Recipe(lambda: Drifting(gym.make("Pendulum-v1").unwrapped), SPEC)
+    with Crew(recipe, [0], in_process=True) as first:
+        first.collect(None, 30)
+    with Crew(recipe, [0], in_process=True, episodes=first.episodes) as later:
+        later.collect(None, 10, step=30)
+        (note,) = later.pop_notes()
+    assert "seed 0" in note and "does not repeat itself" in note
+    assert later.episodes[0, 0].actions.shape == (10, 1)
 
 
 def test_evaluations_run_in_the_background_and_are_seeded_by_the_step():
@@ -123,7 +145,7 @@ def fall_asleep(env, action):
         (raise_it, RunError, [r"Pendulum-v1 failed \(seed 4, step 106\)", "the motor is gone", "in raise_it"]),
         (no_number, UserError, ["reward nan", r"\(seed 4, step 106\)"]),
         (too_long, UserError, ["5 values", r"\(seed 4, step 106\)"]),
-        (vanish, RunError, ["worker process of Pendulum-v1 died", r"status 3; seed\(s\) 4"]),
+        (vanish, RunError, ["worker process of Pendulum-v1 died", r"status 3; seed\(s\) 4", "restarted 3 times"]),
         (fall_asleep, RunError, ["did not come back within 0.5 s", "seed 4, about step 10", "in fall_asleep"]),
     ],
 )
@@ -150,12 +172,21 @@ def processes_of(crew: Crew) -> list[subprocess.Popen]:
     return [worker._process for worker in (*crew._collectors, *crew._evaluators)]  # type: ignore[union-attr]
 
 
-def test_a_worker_that_is_killed_is_reported():
-    with crew([0]) as workers:
-        workers.collect(None, 5)
-        processes_of(workers)[0].kill()
-        with pytest.raises(RunError, match="killed by signal 9"):
-            workers.collect(None, 5)
+def test_a_worker_that_dies_is_replaced_and_nothing_is_lost():
+    with crew([0, 1]) as whole, crew([0, 1]) as wounded:
+        for workers in (whole, wounded):
+            workers.collect(None, 30)
+        for process in processes_of(wounded):
+            process.kill()
+            process.wait()
+        expected, found = (workers.collect(None, 30, step=30) for workers in (whole, wounded))
+        for workers in (whole, wounded):
+            workers.start_evaluation(None, 60, 1)
+        assert sorted(whole.finished_evaluations(block=True)) == sorted(wounded.finished_evaluations(block=True))
+        notes = wounded.pop_notes()
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], value)
+    assert len(notes) >= 2 and all("killed by signal 9" in note and "restarted" in note for note in notes)
 
 
 ENDLESS_RUN = """

@@ -118,8 +118,10 @@ def plan(config: Config, task: Task, num_rows: int, steps: int, first: bool) -> 
 
 
 @program(donate="all-except-first")
-def store(rows: Transition, replay: Replay, state: AgentState) -> tuple[Replay, AgentState]:
-    """Adds each seed's new transitions to its replay."""
+def store(inputs: tuple[Transition, AgentState], replay: Replay) -> tuple[Replay, AgentState]:
+    """Adds each seed's new transitions to its replay, whose memory is reused; states are never changed in place, so
+    that a run can go back to an earlier one."""
+    rows, state = inputs
 
     def add(replay: Replay, state: AgentState, rows: Transition) -> tuple[Replay, AgentState]:
         key, key_store = _split(state.key)
@@ -128,7 +130,7 @@ def store(rows: Transition, replay: Replay, state: AgentState) -> tuple[Replay, 
     return over_seeds(add, replay, state, rows)
 
 
-@program(donate="all-except-first")
+@program(donate="none")
 def fit_model(inputs: tuple[Config, Effort, Replay], state: AgentState) -> tuple[AgentState, dict[str, Array]]:
     """Takes fresh statistics of the replay, then fits every seed's model to it."""
     config, effort, replay = inputs
@@ -153,7 +155,7 @@ def fit_model(inputs: tuple[Config, Effort, Replay], state: AgentState) -> tuple
         return over_seeds(fit, replay, state)
 
 
-@program(donate="all-except-first")
+@program(donate="none")
 def improve_policy(inputs: tuple[Config, Task, int, Effort, Replay], state: AgentState) -> tuple[AgentState, Metrics]:
     """Optimises every seed's policy inside its model."""
     config, task, steps, effort, replay = inputs
@@ -203,8 +205,7 @@ def refresh(
     horizon, num_rows = setting.config.horizons.distribution, setting.config.distribution_rows
     starts = replay.rows.obs[jr.randint(key_starts, (horizon + 1, num_rows), 0, effort.num_rows)]
     noise = draw_noise(setting.task, horizon, num_rows, key_noise)
-    rollout = (setting.task, setting.world, policy.actor, starts, noise)
-    visited = distribution_rollout(*rollout, setting.config.policy.behind_ends)
+    visited = distribution_rollout(setting.task, setting.world, policy.actor, starts, noise)
     return push(ring, visited.reshape(-1, setting.task.obs_size))
 
 

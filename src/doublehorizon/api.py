@@ -1,17 +1,18 @@
 """`DHMBPO`: the agent as an object with Stable-Baselines3's habits."""
 
-import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
-from doublehorizon import checkpoints
+from doublehorizon import checkpoints, folders
 from doublehorizon.cache import use_compilation_cache
 from doublehorizon.config import Config, seed_iterations, steps_per_iteration
 from doublehorizon.data import Source, load_transitions
+from doublehorizon.determinism import DETERMINISTIC_FLAG, asked_for_determinism
 from doublehorizon.devices import Devices, find_devices, forget_programs, using
 from doublehorizon.envs.check import complaints
 from doublehorizon.envs.make import EnvLike, EnvSpec, Simulator, describe, factory
@@ -19,9 +20,10 @@ from doublehorizon.envs.spaces import flat_observations
 from doublehorizon.errors import UserError
 from doublehorizon.logs import View
 from doublehorizon.policy import NumpyPolicy, load_policy
-from doublehorizon.progress import Knowledge, Progress, begin, capacity_for, extend
-from doublehorizon.records import to_json
+from doublehorizon.progress import Archived, Knowledge, Progress, begin, capacity_for, extend
+from doublehorizon.saved import read_newest, restore
 from doublehorizon.seats import Recipe, Seat
+from doublehorizon.signals import stoppable
 from doublehorizon.train import Callback, train
 from doublehorizon.workers import Crew
 
@@ -84,9 +86,10 @@ class DHMBPO:
         if not self._is_object:
             sample.close()
         prior = None if data is None else load_transitions(data, self._spec, self.config.fit.held_out_every)
-        self._knowledge = Knowledge(reward, prior)
-        self._seed_policy = load_policy(seed_policy) if isinstance(seed_policy, str | Path) else seed_policy
+        seed_policy = load_policy(seed_policy) if isinstance(seed_policy, str | Path) else seed_policy
+        self._knowledge = Knowledge(reward, prior, seed_policy)
         self._progress: Progress | None = None
+        self._folder: Path | None = None
         self._rng = np.random.default_rng(seed)
 
     def learn(
@@ -97,43 +100,94 @@ class DHMBPO:
         callback: Callback | None = None,
         progress_bar: bool = False,
     ) -> "DHMBPO":
-        """Trains for `total_timesteps` more simulator steps per seed, rounded up to whole iterations. Collection starts
-        with a new episode.
+        """Trains for `total_timesteps` more simulator steps per seed, rounded up to whole iterations.
 
         Args:
             total_timesteps: steps of each seed, random ones at the start included.
-            out: a folder for `config.json`, `eval.csv`, `progress.csv` and the policies.
+            out: a folder for `config.json`, `eval.csv`, `progress.csv`, the policies and checkpoints; a new one, or
+                that in which this agent, or the one it was loaded from, has been learning.
             callback: called after each iteration with the run's `Progress`; returning False stops.
             progress_bar: show how far it is.
         """
         if total_timesteps < 1:
             raise UserError(f"total_timesteps is {total_timesteps}, but at least 1 is needed.")
-        if self._progress is None and self.config.loop.seed_iterations == 0 and self._knowledge.prior is None:
+        steps = steps_per_iteration(self.config, self.spec.time_limit) * self.spec.action_repeat
+        self._learn_to(self.num_timesteps + -(-total_timesteps // steps) * steps, out, callback, progress_bar)
+        return self
+
+    def resume(self, run: str | Path, steps: int | None = None, *, progress_bar: bool = False) -> "DHMBPO":
+        """Goes on in the run folder from which this agent was loaded, to as many simulator steps per seed in all as the
+        run was started for, or to `steps`, rounded up to whole iterations."""
+        goal = self._progress.goal if self._progress is not None else 0
+        if steps is not None:
+            size = steps_per_iteration(self.config, self.spec.time_limit) * self.spec.action_repeat
+            goal = -(-steps // size) * size
+        if goal < self.num_timesteps:
+            raise UserError(f"the run stands at step {self.num_timesteps} already, but steps is {steps}.")
+        self._learn_to(goal, run, progress_bar=progress_bar)
+        return self
+
+    def _learn_to(
+        self, goal: int, out: str | Path | None, callback: Callback | None = None, progress_bar: bool = False
+    ) -> None:
+        """Trains until `goal` simulator steps per seed are done in all."""
+        self._check_readiness()
+        use_compilation_cache()
+        forget_programs()
+        with ExitStack() as stack:
+            stack.enter_context(stoppable())
+            stack.enter_context(using(self._devices))
+            folder = None if out is None else stack.enter_context(self._settled(Path(out)))
+            progress = self._begun(goal)
+            if folder is not None:
+                folders.describe(folder, progress)
+            view = stack.enter_context(View(self.spec.name, goal, quiet=not progress_bar))
+            seats = (self.seeds, self.config.loop.num_envs, self._is_object, progress.episodes)
+            crew = stack.enter_context(Crew(self._recipe(), *seats))
+            view.say(self._introduction(goal))
+            for note in self._notes:
+                view.warn(note)
+            self._notes = []
+            train(progress, crew, folder, view, callback)
+
+    @contextmanager
+    def _settled(self, folder: Path) -> Iterator[Path]:
+        """The run folder, for this process alone: a new one, or the one in which this agent has been learning."""
+        goes_on = self._folder == folder.resolve()
+        with folders.opened(folder, goes_on):
+            if not goes_on and self._progress is not None:  # what was learnt elsewhere is not in this folder
+                self._progress.log_sizes, self._progress.archived = {}, Archived()
+            self._folder = folder.resolve()
+            yield folder
+
+    def _check_readiness(self) -> None:
+        if self._progress is None and self.config.loop.seed_iterations == 0 and self._knowledge.data is None:
             raise UserError(
                 "loop.seed_iterations is 0, but there must be something to learn from: give transitions (data), or ask "
                 "for at least 1."
             )
         if self._progress is not None and not self._progress.whole:
             raise UserError("the last learn() was stopped inside an iteration. Load a saved agent, or start a new one.")
-        use_compilation_cache()
-        forget_programs()
-        with using(self._devices):
-            if self._progress is None:
-                rows = capacity_for(self.config, self.spec, total_timesteps, self._knowledge.num_prior)
-                self._progress = begin(self.config, self.spec, self.seeds, rows, self._devices, self._knowledge)
-            folder = prepare_folder(Path(out), self) if out is not None else None
-            iteration = self._progress.iteration_steps * self.spec.action_repeat
-            total = self._progress.step + -(-total_timesteps // iteration) * iteration
-            extend(self._progress, total)
-            with (
-                View(self.spec.name, total, quiet=not progress_bar) as view,
-                Crew(self._recipe(), self.seeds, self.config.loop.num_envs, self._is_object) as crew,
-            ):
-                view.say(self._introduction(total))
-                for note in self._notes:
-                    view.warn(note)
-                train(self._progress, crew, total, folder, view, callback)
-        return self
+        if "seed_policy" in self.given and self._knowledge.seed_policy is None and self._is_random:
+            raise UserError("this run began with a seed_policy, which it still needs: pass it again.")
+        if self.config.deterministic and self._devices[0].platform == "gpu" and not asked_for_determinism():
+            raise UserError(
+                "deterministic needs an option that is set before JAX starts: use the command's --deterministic, or "
+                f"set XLA_FLAGS={DETERMINISTIC_FLAG!r} in the environment."
+            )
+
+    @property
+    def _is_random(self) -> bool:
+        """Whether nothing was learnt yet."""
+        return self._progress is None or self._progress.policies is None
+
+    def _begun(self, goal: int) -> Progress:
+        if self._progress is None:
+            rows = capacity_for(self.config, self.spec, goal, self._knowledge.num_prior)
+            self._progress = begin(self.config, self.spec, self.seeds, rows, self._devices, self._knowledge)
+        extend(self._progress, goal)
+        self._progress.goal = goal
+        return self._progress
 
     def predict(
         self, observation: Any, state: Any = None, episode_start: Any = None, deterministic: bool = True
@@ -149,7 +203,7 @@ class DHMBPO:
             raise UserError(f"episodes is {episodes}, but at least 1 is needed.")
         simulator = Simulator(self._make_env(), self.spec)
         try:
-            return Seat(simulator, self.seeds[0]).evaluate(self._best(), 0, episodes)
+            return Seat(simulator, self.seeds[0]).evaluate(0, self._best(), episodes)
         finally:
             if not self._is_object:
                 simulator.close()
@@ -162,8 +216,7 @@ class DHMBPO:
     @property
     def given(self) -> list[str]:
         """What was brought along beside environment and config: a run without it would be another."""
-        brought = {"data": self._knowledge.prior, "reward": self._knowledge.reward, "seed_policy": self._seed_policy}
-        return [name for name, value in brought.items() if value is not None]
+        return self._knowledge.given if self._progress is None else self._progress.given
 
     @property
     def policies(self) -> list[NumpyPolicy]:
@@ -182,7 +235,8 @@ class DHMBPO:
     @property
     def random_timesteps(self) -> int:
         """Simulator steps with random actions, per seed, before anything is learnt."""
-        iterations = seed_iterations(self.config, self.spec.time_limit, self._knowledge.num_prior > 0)
+        num_prior = self._knowledge.num_prior if self._progress is None else self._progress.prior_rows
+        iterations = seed_iterations(self.config, self.spec.time_limit, num_prior > 0)
         return iterations * steps_per_iteration(self.config, self.spec.time_limit) * self.spec.action_repeat
 
     def last_returns(self) -> dict[int, float]:
@@ -190,11 +244,15 @@ class DHMBPO:
         return {} if self._progress is None else self._progress.last_returns()
 
     def save(self, path: str | Path) -> None:
-        """Writes the agent, its replay included, to a folder from which `load` and further `learn` continue. An episode
-        that was running is not continued: the next one starts afresh."""
+        """Writes the agent, its replay included, to a folder from which `load` and further `learn` continue as if
+        nothing had happened. An agent that was there before is replaced when the new one is complete."""
         if self._progress is None or not self._progress.whole:
             raise UserError("there is nothing to save: call learn(total_timesteps) first, and let it end.")
-        checkpoints.save(self._progress, Path(path))
+        path = Path(path)
+        if (path / "config.json").exists():
+            raise UserError(f"{path} holds a run. Choose another folder for the agent.")
+        with using(self._devices):
+            checkpoints.save_agent(self._progress, path)
 
     @classmethod
     def load(
@@ -204,27 +262,36 @@ class DHMBPO:
         device: str | None = None,
         termination_rule: Callable[[Any], Any] | None = None,
         reward: Callable[[Any, Any, Any], Any] | None = None,
+        seed_policy: Any = None,
     ) -> "DHMBPO":
-        """Reads what `save` wrote. `env` is needed where the agent was not trained on a registered id;
-        `termination_rule` and `reward` where it was given such a function."""
-        config, about = checkpoints.read_about(Path(path))
-        if env is None and not about["env"]["registered"]:
-            raise UserError(
-                f"{path} was not trained on a registered id: pass the environment too, load(path, env=...)."
-            )
-        seeds = about["seeds"]
+        """Reads what `save` wrote, or the last checkpoint of a run folder. `env` is needed where the agent was not
+        trained on a registered id; `termination_rule`, `reward` and `seed_policy` where it was given such a function.
+        No code is imported that the files name."""
+        path = Path(path)
+        saved, problems = read_newest(path)
+        name, seeds = saved.env.get("name"), saved.seeds
+        if env is None:
+            if not saved.env.get("registered") or not isinstance(name, str) or ":" in name:
+                raise UserError(
+                    f"{path} was not trained on a registered id but on {name!r}: pass the environment too, "
+                    "load(path, env=...) or --env module:function."
+                )
+            env = name
         model = cls(
-            about["env"]["name"] if env is None else env,
+            env,
             seed=seeds[0],
             seeds=len(seeds),
-            config=config,
+            config=saved.config,
             device=device,
             termination_rule=termination_rule,
             reward=reward,
+            seed_policy=seed_policy,
             check=False,
         )
         with using(model._devices):
-            model._progress = checkpoints.load(Path(path), model.spec, model._devices, model._knowledge)
+            model._progress, changes = restore(saved, model.spec, model._devices, model._knowledge)
+        model._notes = problems + changes
+        model._folder = path.resolve() if (path / "config.json").exists() else None
         return model
 
     def _best(self) -> NumpyPolicy:
@@ -233,8 +300,7 @@ class DHMBPO:
         return self.policies[ranked]
 
     def _recipe(self) -> Recipe:
-        began = 0 if self._progress is None else self._progress.iteration
-        return Recipe(self._make_env, self.spec, began, self._seed_policy, self.config.loop.step_timeout)
+        return Recipe(self._make_env, self.spec, self._knowledge.seed_policy, self.config.loop.step_timeout)
 
     def _introduction(self, total: int) -> str:
         spec, steps = self.spec, steps_per_iteration(self.config, self.spec.time_limit)
@@ -242,24 +308,6 @@ class DHMBPO:
             f"{spec.name}: {spec.obs_size} observations, {spec.act_size} actions; episodes end {_ends(spec)}; "
             f"{len(self.seeds)} seed(s) to {total} steps, {steps} per iteration, on {_words(self._devices)}"
         )
-
-
-def prepare_folder(folder: Path, model: DHMBPO) -> Path:
-    """A new run folder with its `config.json`; one that already holds a run is left alone."""
-    if (folder / "config.json").exists() or (folder / "eval.csv").exists():
-        raise UserError(f"{folder} already holds a run. Choose another folder, or remove it.")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        about = {
-            "env": model.spec.facts(),
-            "seeds": model.seeds,
-            "given": model.given,
-            "config": to_json(model.config),
-        }
-        (folder / "config.json").write_text(json.dumps(about, indent=1) + "\n")
-    except OSError as problem:
-        raise UserError(f"{folder} cannot be written: {problem}.") from problem
-    return folder
 
 
 def _is_users_own(env: gym.Env) -> bool:

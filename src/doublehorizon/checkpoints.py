@@ -1,7 +1,16 @@
-"""A trained agent as a folder: arrays in safetensors, the rest in JSON. Nothing in it can execute code."""
+"""A run on the disk: `checkpoints/<step>/` holds everything that learning changes but the rows of the replay, which are
+in files of their own (`chunks.py`). Arrays are in safetensors, the rest in JSON: nothing here can execute code.
 
+A checkpoint is written beside the earlier ones and takes its place when it is complete. Its JSON file has the digests
+of its other file, of the replay's last one, and of itself.
+"""
+
+import concurrent.futures
 import json
+import os
+import platform
 import shutil
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,105 +19,215 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import save
 
-from doublehorizon import __version__
-from doublehorizon.config import Config
+from doublehorizon import __version__, chunks
+from doublehorizon.config import steps_per_iteration
 from doublehorizon.devices import Devices
-from doublehorizon.envs.make import EnvSpec
-from doublehorizon.errors import UserError
-from doublehorizon.progress import Knowledge, Progress, begin
-from doublehorizon.records import from_json, to_json
+from doublehorizon.durable import digest, remove_partial, replace_folder, told, write_file, write_folder
+from doublehorizon.policy import NumpyPolicy
+from doublehorizon.progress import Archived, Progress, Snapshot
+from doublehorizon.records import to_json
 
-_FORMAT = "doublehorizon-agent-2"
+FORMAT = "doublehorizon-checkpoint-1"
+MOST_SHARE = 0.05  # of the time that may go into writing, unless a run is told how often to write
 
 
-def save(progress: Progress, folder: Path) -> None:
-    """Writes everything that learning changes: `agent.json`, `state.safetensors`, `replay.safetensors`. An agent that
-    was there before is replaced only when the new one is complete."""
-    partial = folder.with_name(folder.name + ".partial")
+class Keeper:
+    """Writes a run's checkpoints, in a thread of its own: the run goes on meanwhile."""
+
+    def __init__(self, folder: Path, progress: Progress):
+        self._folder, self._progress = folder, progress
+        self._pool = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
+        self._writing: concurrent.futures.Future | None = None
+        self._begun, self._took = -np.inf, 0.0
+        self._kept: tuple[int, int] | None = None
+        self._forget_newer()
+
+    def keep_first(self, snapshot: Snapshot) -> None:
+        """A folder has a checkpoint from the beginning, so that there always is one to go on from."""
+        if self._progress.step not in steps_kept(self._folder):
+            self.keep(snapshot)
+            self.finish()
+
+    def offer(self, snapshot: Snapshot) -> None:
+        """Writes it if it is time to."""
+        every = self._progress.config.loop.checkpoint_every
+        if every is not None:
+            due = snapshot.iteration % every == 0
+        else:
+            due = time.monotonic() - self._begun >= self._took / MOST_SHARE
+        idle = self._writing is None or self._writing.done()
+        if due and (idle or every is not None):
+            self.keep(snapshot)
+
+    def keep(self, snapshot: Snapshot) -> None:
+        """Begins to write it, unless it is on the disk already."""
+        self.finish()
+        progress = self._progress
+        contents = (snapshot.iteration, len(snapshot.returns))
+        if contents == self._kept:
+            return
+        self._begun, stored = time.monotonic(), progress.stored_at(snapshot.iteration)
+        rows = chunks.new_rows(progress.replay, progress.archived, stored, progress.iteration_steps)
+        self._kept = contents
+        self._writing = self._pool.submit(self._write, snapshot, rows, stored)
+
+    def finish(self) -> None:
+        """Waits for what is being written; what went wrong with it is raised here."""
+        if self._writing is not None:
+            writing, self._writing = self._writing, None
+            try:
+                writing.result()
+            except BaseException:
+                self._kept = None
+                raise
+
+    def keep_last(self, snapshot: Snapshot) -> None:
+        """Writes it if it is not on the disk yet, and ends the thread."""
+        try:
+            self.keep(snapshot)
+            self.finish()
+        finally:
+            self._pool.shutdown()
+
+    def _forget_newer(self) -> None:
+        """Checkpoints behind the one from which a run goes on are damaged, or would become another run's."""
+        for step in steps_kept(self._folder):
+            if step > self._progress.step:
+                shutil.rmtree(self._folder / "checkpoints" / str(step), ignore_errors=True)
+
+    def _write(self, snapshot: Snapshot, rows: chunks.Rows, stored: int) -> None:
+        with told(self._folder):
+            write(self._folder, self._progress, snapshot, rows, stored)
+        self._took = time.monotonic() - self._begun
+
+
+def write(folder: Path, progress: Progress, snapshot: Snapshot, rows: chunks.Rows, stored: int) -> None:
+    """One checkpoint; then the policies, and what is too old goes."""
+    for name in snapshot.log_sizes:
+        _sync(folder / name)
+    progress.archived = chunks.append(folder / "replay", rows, progress.archived, stored)
+    arrays = _state_arrays(snapshot)
+    content = save(arrays)
+    about = _about(progress, snapshot) | {"state": digest(content)}
+    sealed = json.dumps({"digest": digest(canonical(about)), "checkpoint": about}, indent=1).encode()
+    step = snapshot.iteration * progress.iteration_steps * snapshot.spec.action_repeat
+    write_folder(folder / "checkpoints" / str(step), {"state.safetensors": content, "checkpoint.json": sealed})
+    if snapshot.policies is not None:
+        save_policies(folder, progress.seeds, snapshot.policies, snapshot.returns)
+    _prune(folder, progress)
+
+
+def save_agent(progress: Progress, folder: Path) -> None:
+    """The run as it stands, in a folder of its own; one that was there goes when the new one is complete."""
+    partial, before = (folder.with_name(f"{folder.name}.{what}") for what in ("partial", "before"))
     shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    about = {
-        "format": _FORMAT,
+    progress = replace(progress, archived=Archived())  # all rows are to be written
+    rows = chunks.new_rows(progress.replay, progress.archived, progress.num_stored, progress.iteration_steps)
+    with told(folder):
+        try:
+            write(partial, progress, progress.snapshot({}), rows, progress.num_stored)
+            replace_folder(partial, folder, before)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+
+
+def save_policies(
+    folder: Path, seeds: list[int], policies: list[NumpyPolicy], returns: dict[int, dict[int, float]]
+) -> None:
+    """Writes `policy/seed<k>.safetensors`, and the returns by which `load_policy` picks the best of them."""
+    for seed, policy in zip(seeds, policies, strict=True):
+        policy.save(folder / "policy" / f"seed{seed}.safetensors")
+    last = {str(seed): value for step in sorted(returns) for seed, value in returns[step].items()}
+    write_file(folder / "policy" / "returns.json", (json.dumps(last, indent=1) + "\n").encode())
+
+
+def steps_kept(folder: Path) -> list[int]:
+    """The steps of a run's checkpoints, oldest first."""
+    found = folder / "checkpoints"
+    names = [path.name for path in found.iterdir() if path.is_dir()] if found.is_dir() else []
+    return sorted(int(name) for name in names if name.isdecimal() and str(int(name)) == name)
+
+
+def canonical(about: dict[str, Any]) -> bytes:
+    """What the digest of a checkpoint's JSON file is taken of."""
+    return json.dumps(about, sort_keys=True).encode()
+
+
+def machine(devices: Devices) -> dict[str, Any]:
+    """What a run must find again to go on bit for bit."""
+    return {
+        "doublehorizon": __version__,
+        "jax": jax.__version__,
+        "numpy": np.__version__,
+        "device": devices[0].device_kind,
+        "devices": len(devices),
+        "machine": platform.machine(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+    }
+
+
+def state_names(tree: Any) -> list[str]:
+    """Names of a record's arrays, in the order of its leaves."""
+    return [jax.tree_util.keystr(path) for path, _ in jax.tree.flatten_with_path(tree)[0]]
+
+
+def _about(progress: Progress, snapshot: Snapshot) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
         "version": __version__,
+        "machine": machine(progress.devices),
         "config": to_json(progress.config),
-        "env": progress.spec.facts(),
+        "env": json.loads(json.dumps(snapshot.spec.facts())),
         "seeds": progress.seeds,
-        "iteration": progress.iteration,
-        "seconds": progress.seconds,
-        "capacity": progress.replay.rows.reward.shape[1],
+        "given": progress.given,
         "prior_rows": progress.prior_rows,
-        "reward": progress.knowledge.reward is not None,
-        "returns": progress.returns,
+        "goal": progress.goal,
+        "iteration": snapshot.iteration,
+        "seconds": snapshot.seconds,
+        "learnt": snapshot.policies is not None,
+        "returns": {str(step): {str(k): v for k, v in row.items()} for step, row in snapshot.returns.items()},
+        "pending": {
+            str(step): {"seconds": test.seconds, "learnt": test.policies is not None}
+            for step, test in snapshot.pending.items()
+        },
+        "episodes": [[*at, episode.reset_seed] for at, episode in snapshot.episodes.items()],
+        "logs": snapshot.log_sizes,
+        "replay": {"rows": progress.archived.rows, "digest": progress.archived.digest},
     }
-    save_file(_arrays(progress.state), partial / "state.safetensors")
-    save_file(_arrays(progress.replay), partial / "replay.safetensors")
-    (partial / "agent.json").write_text(json.dumps(about, indent=1) + "\n")
-    if folder.exists():
-        shutil.rmtree(folder)
-    partial.rename(folder)
 
 
-def read_about(folder: Path) -> tuple[Config, dict[str, Any]]:
-    """The config and the facts of a saved agent, without its arrays."""
-    try:
-        about = json.loads((folder / "agent.json").read_text())
-    except (OSError, ValueError) as problem:
-        raise UserError(f"{folder} is not a saved agent: {problem}.") from problem
-    if not isinstance(about, dict) or about.get("format") != _FORMAT:
-        raise UserError(f"{folder} was not written by this version of doublehorizon ({__version__}).")
-    return from_json(about["config"]), about
+def _state_arrays(snapshot: Snapshot) -> dict[str, np.ndarray]:
+    state = snapshot.state
+    plain = [_plain(leaf) for leaf in jax.tree.leaves(state)]
+    arrays = {f"agent{name}": x for name, x in zip(state_names(state), jax.device_get(plain), strict=True)}
+    for (seed, place), episode in snapshot.episodes.items():
+        arrays |= {f"episode/{seed}/{place}/actions": episode.actions, f"episode/{seed}/{place}/obs": episode.obs}
+    for step, test in snapshot.pending.items():
+        for k, policy in enumerate(test.policies or []):
+            arrays |= {f"pending/{step}/{k}/{name}": x for name, x in policy.arrays().items()}
+    return {name: np.ascontiguousarray(x) for name, x in arrays.items()}
 
 
-def load(folder: Path, spec: EnvSpec, devices: Devices | None = None, knowledge: Knowledge | None = None) -> Progress:
-    """The inverse of `save`, for an environment with the same spaces."""
-    config, about = read_about(folder)
-    now = json.loads(json.dumps(spec.facts()))
-    for name in ("obs_size", "act_size", "time_limit", "action_low", "action_high"):
-        if about["env"][name] != now[name]:
-            raise UserError(f"{folder} was trained with {name} {about['env'][name]}, but {spec.name} has {now[name]}.")
-    knowledge = knowledge or Knowledge()
-    for what, then, now_given in (
-        ("termination_rule", about["env"]["termination"] == "known", spec.terminates is not None),
-        ("reward", about["reward"], knowledge.reward is not None),
-    ):
-        if then and not now_given:
-            raise UserError(f"{folder} was trained with a {what} of its own: pass it again, load(path, {what}=...).")
-    spec = replace(spec, termination=about["env"]["termination"])  # a rule that was found wrong stays given up
-    progress = begin(config, spec, about["seeds"], about["capacity"], devices, knowledge)
-    progress.prior_rows = about["prior_rows"]
-    try:
-        progress.state = _restored(progress.state, load_file(folder / "state.safetensors"))
-        progress.replay = _restored(progress.replay, load_file(folder / "replay.safetensors"))
-    except (OSError, SafetensorError, KeyError, ValueError) as problem:
-        raise UserError(f"{folder} is damaged or from another version: {problem}.") from problem
-    progress.iteration, progress.seconds = about["iteration"], about["seconds"]
-    if progress.iteration >= progress.first_fit:
-        progress.policies = progress.fetch_policies()
-    progress.returns = {
-        int(step): {int(seed): value for seed, value in row.items()} for step, row in about["returns"].items()
-    }
-    return progress
+def _plain(leaf: jax.Array) -> jax.Array:
+    return jr.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
 
 
-def _arrays(tree: Any) -> dict[str, np.ndarray]:
-    leaves, _ = jax.tree.flatten_with_path(tree)
-    return {jax.tree_util.keystr(path): np.ascontiguousarray(_plain(leaf)) for path, leaf in leaves}
+def _sync(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
 
 
-def _plain(leaf: jax.Array) -> np.ndarray:
-    return np.asarray(jr.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf)
-
-
-def _restored(tree: Any, arrays: dict[str, np.ndarray]) -> Any:
-    def one(path: tuple, leaf: jax.Array) -> jax.Array:
-        name, stored = jax.tree_util.keystr(path), arrays[jax.tree_util.keystr(path)]
-        if stored.shape != _plain(leaf).shape or stored.dtype != _plain(leaf).dtype:
-            raise ValueError(f"{name} is {stored.dtype}{stored.shape}")
-        is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-        value = jr.wrap_key_data(jnp.asarray(stored)) if is_key else jnp.asarray(stored)
-        return jax.device_put(value, leaf.sharding)  # each seed on its own device
-
-    return jax.tree.map_with_path(one, tree)
+def _prune(folder: Path, progress: Progress) -> None:
+    """Keeps the last checkpoints and the rows that any of them, or a longer run from them, may need."""
+    remove_partial(folder / "checkpoints")
+    remove_partial(folder / "replay")
+    kept = steps_kept(folder)[-progress.config.loop.keep_checkpoints :]
+    for step in steps_kept(folder)[: -progress.config.loop.keep_checkpoints]:
+        shutil.rmtree(folder / "checkpoints" / str(step), ignore_errors=True)
+    steps = steps_per_iteration(progress.config, progress.spec.time_limit)
+    oldest = progress.prior_rows + kept[0] // progress.spec.action_repeat
+    most = progress.prior_rows + max(1, progress.config.loop.replay_capacity // steps) * steps
+    chunks.forget(folder / "replay", oldest - most)

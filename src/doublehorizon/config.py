@@ -90,9 +90,6 @@ class TerminatorConfig:
     """Rows of a minibatch; half of them end an episode, however rare that is."""
     batches: int = 1000
     """Minibatches of each fit, more in the first; networks go on from where the last fit left them."""
-    weigh: Literal["sampled", "expected", "differentiable"] = "expected"
-    """How a training rollout counts what lies behind an uncertain end: all or nothing by a drawn flag, by its
-    probability, or by its probability with a gradient that leads the policy away from ends."""
 
 
 @dataclass(frozen=True)
@@ -146,9 +143,6 @@ class PolicyConfig:
     """Imagined states kept to start training rollouts from; about 190 updates' worth."""
     states_per_refresh: int = 5120
     """Each distribution rollout adds at least so many, with more rows side by side where its horizon is short."""
-    behind_ends: Literal["restart", "repeat"] = "restart"
-    """What a distribution rollout puts where an episode has ended: another start from the replay, so that no row is
-    idle but states soon after a start are more frequent; or the running states once more."""
     clear_each_iteration: bool = False
     """Empty that ring at each iteration, as the paper's text says and its code never did."""
 
@@ -176,6 +170,10 @@ class LoopConfig:
     """Seconds after which an environment that has not come back from a reset or an action is given up."""
     replay_capacity: int = 1_000_000
     """Transitions kept at most; the oldest go first."""
+    checkpoint_every: int | None = None
+    """Iterations between checkpoints. None: each, or as often as writing takes a twentieth of the time at most."""
+    keep_checkpoints: int = 3
+    """The last so many are kept."""
 
 
 @dataclass(frozen=True)
@@ -194,6 +192,8 @@ class Config:
     the known rule while it agrees with the environment, else learned."""
     precision: Literal["tensorfloat32", "float32"] = "tensorfloat32"
     """How a GPU multiplies matrices. tensorfloat32 rounds the factors to 10 bits and is faster."""
+    deterministic: bool = False
+    """Have a GPU repeat itself to the last bit, at the price of some speed; a CPU always does."""
 
     def __post_init__(self) -> None:
         for name, value, least in (
@@ -209,6 +209,8 @@ class Config:
             ("loop.action_repeat", 1 if self.loop.action_repeat is None else self.loop.action_repeat, 1),
             ("loop.time_limit", 1 if self.loop.time_limit is None else self.loop.time_limit, 1),
             ("loop.num_envs", self.loop.num_envs, 1),
+            ("loop.checkpoint_every", self.loop.checkpoint_every or 1, 1),
+            ("loop.keep_checkpoints", self.loop.keep_checkpoints, 1),
             ("terminator.members", self.terminator.members, 1),
             ("terminator.batch_size", self.terminator.batch_size, 2),
             ("terminator.batches", self.terminator.batches, 1),

@@ -4,13 +4,14 @@ import contextlib
 import functools
 import gc
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import equinox as eqx
 import jax
-from jax.sharding import AxisType, Mesh
+from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as Spec
 
 from doublehorizon.errors import UserError
@@ -53,6 +54,22 @@ def over_seeds(function: Callable, *seeded: Any) -> Any:
     if jax.sharding.get_abstract_mesh().empty:
         return function(*seeded)
     return jax.shard_map(function, in_specs=Spec("seed"), out_specs=Spec("seed"), check_vma=False)(*seeded)
+
+
+def place(devices: Devices, tree: Any) -> Any:
+    """Arrays from the host, which have a leading seed axis, where these devices' programs expect them."""
+    if len(devices) == 1:
+        return jax.device_put(tree, devices[0])
+    mesh = Mesh(devices, ("seed",), axis_types=(AxisType.Auto,))
+    return jax.device_put(tree, NamedSharding(mesh, Spec("seed")))
+
+
+def fetch(tree: Any) -> Any:
+    """Results, brought to the host once they are there. While it waits, signals are heard."""
+    for leaf in jax.tree.leaves(tree):
+        while not leaf.is_ready():
+            time.sleep(0.001)
+    return jax.device_get(tree)
 
 
 class Program:

@@ -82,7 +82,8 @@ def survives(
     chance: Float[Array, " batch"] | None,
 ) -> Float[Array, " batch"]:
     """1 where the episode goes on in `next_obs`, 0 where the task's rule says that it has ended; no gradient. Where the
-    rule is learnt, it is decided by `chance`, uniform in [0, 1); without that, by the terminator's way to weigh."""
+    rule is learnt, it is decided by `chance`, uniform in [0, 1); without that, it is the probability, with a gradient
+    that leads the policy away from ends."""
     if task.terminates is not None:
         return 1.0 - jax.lax.stop_gradient(task.terminates(next_obs)).astype(next_obs.dtype)
     if world.terminator is None:
@@ -90,7 +91,7 @@ def survives(
     ends = world.terminator.probability(world.obs_normalizer, *before, next_obs)
     if chance is not None:
         return jax.lax.stop_gradient(chance >= ends).astype(next_obs.dtype)
-    return 1.0 - (ends if world.terminator.weigh == "differentiable" else jax.lax.stop_gradient(ends))
+    return 1.0 - ends
 
 
 def normalized_target(

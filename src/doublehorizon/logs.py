@@ -1,6 +1,7 @@
 """What a run leaves behind as text: `eval.csv` and `progress.csv`; and the live view of it."""
 
 import csv
+import os
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,26 +16,67 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
+from doublehorizon.durable import told
+
 
 class CsvLog:
-    """Appends rows to a file; the first row decides the columns. Without a path it only forgets."""
+    """Appends rows to a file; the first row decides the columns. `size` is how many bytes of an earlier log to keep:
+    what is behind them was written after the run's last checkpoint. Without a path it only forgets."""
 
-    def __init__(self, path: Path | None, columns: list[str] | None = None):
+    def __init__(self, path: Path | None, columns: list[str] | None = None, size: int = 0):
         self._path, self._columns = path, columns
-        if columns is not None:
+        self.lost = 0
+        """Bytes that should be there and are not."""
+        if path is None:
+            return
+        with told(path):
+            self.lost = self._cut(path, size)
+            with path.open(newline="") as file:
+                header = next(csv.reader(file), None)
+        if header is not None:
+            self._columns = header
+        elif columns is not None:
             self._write_row(columns)
 
     def append(self, row: Mapping[str, object]) -> None:
         if self._columns is None:
             self._columns = list(row)
             self._write_row(self._columns)
-        self._write_row([row[name] for name in self._columns])
+        self._write_row([row.get(name, "") for name in self._columns])
+
+    @property
+    def size(self) -> int:
+        if self._path is None:
+            return 0
+        with told(self._path):
+            return self._path.stat().st_size
+
+    def _cut(self, path: Path, size: int) -> int:
+        with path.open("ab") as file:
+            found = file.seek(0, os.SEEK_END)
+            file.truncate(min(size, found))
+        return size - min(size, found)
 
     def _write_row(self, values: list) -> None:
         if self._path is None:
             return
-        with self._path.open("a", newline="") as file:
+        with told(self._path), self._path.open("r+", newline="") as file:  # never makes a file anew
+            file.seek(0, os.SEEK_END)
             csv.writer(file).writerow([f"{v:.9g}" if isinstance(v, float) else v for v in values])
+
+
+class RunLogs:
+    """The two logs of a run: `progress.csv` and `eval.csv`."""
+
+    def __init__(self, folder: Path | None, sizes: Mapping[str, int]):
+        def log(name: str, columns: list[str] | None = None) -> CsvLog:
+            return CsvLog(folder and folder / name, columns, sizes.get(name, 0))
+
+        self.progress = log("progress.csv")
+        self.evaluation = log("eval.csv", ["step", "time", "reward", "seed"])
+
+    def sizes(self) -> dict[str, int]:
+        return {"progress.csv": self.progress.size, "eval.csv": self.evaluation.size}
 
 
 class View:

@@ -5,13 +5,15 @@ A policy file is a safetensors file: the actor's weights, the statistics of the 
 
 import json
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
+from doublehorizon.durable import write_file
 from doublehorizon.errors import UserError
 from doublehorizon.scaling import to_own_units
 
@@ -67,12 +69,14 @@ class NumpyPolicy:
 
     def save(self, path: str | Path) -> None:
         """Writes the policy to one file."""
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        write_file(Path(path), save(self.arrays(), {"format": _FORMAT}))
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """All its numbers, by name; `from_arrays` is the inverse."""
         arrays = {f"layer{i}.weight": w for i, w in enumerate(self.weights)}
         arrays |= {f"layer{i}.bias": b for i, b in enumerate(self.biases)}
         arrays |= {name: getattr(self, name) for name in _STATISTICS}
-        save_file({k: np.ascontiguousarray(v) for k, v in arrays.items()}, path, {"format": _FORMAT})
+        return {name: np.ascontiguousarray(array) for name, array in arrays.items()}
 
 
 _STATISTICS = ("obs_mean", "obs_std", "action_low", "action_high")
@@ -91,12 +95,39 @@ def load_policy(path: str | Path) -> NumpyPolicy:
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
     except (OSError, SafetensorError) as problem:
         raise UserError(f"{path} cannot be read as a policy: {problem}.") from problem
+    try:
+        return from_arrays(arrays)
+    except ValueError as problem:
+        raise UserError(f"{path} cannot be read as a policy: {problem}.") from problem
+
+
+def from_arrays(arrays: dict[str, np.ndarray]) -> NumpyPolicy:
+    """The inverse of `NumpyPolicy.arrays`; what does not fit together is a `ValueError`."""
     num_layers = sum(name.endswith(".weight") for name in arrays)
-    return NumpyPolicy(
-        tuple(arrays[f"layer{i}.weight"] for i in range(num_layers)),
-        tuple(arrays[f"layer{i}.bias"] for i in range(num_layers)),
+    names = [f"layer{i}.{part}" for part in ("weight", "bias") for i in range(num_layers)]
+    if num_layers == 0 or set(arrays) != {*names, *_STATISTICS}:
+        raise ValueError(f"its arrays are {', '.join(sorted(arrays)) or 'none'}")
+    policy = NumpyPolicy(
+        tuple(arrays[name] for name in names[:num_layers]),
+        tuple(arrays[name] for name in names[num_layers:]),
         **{name: arrays[name] for name in _STATISTICS},
     )
+    _check_shapes(policy)
+    return policy
+
+
+def _check_shapes(policy: NumpyPolicy) -> None:
+    sizes = [policy.obs_mean.size, *(bias.size for bias in policy.biases)]
+    shapes = {
+        "weights": [w.shape for w in policy.weights] == list(pairwise(sizes)),
+        "biases": all(b.ndim == 1 for b in policy.biases),
+        "observations": policy.obs_mean.shape == policy.obs_std.shape == (sizes[0],),
+        "actions": policy.action_low.shape == policy.action_high.shape == (sizes[-1] // 2,) and sizes[-1] % 2 == 0,
+        "numbers": all(array.dtype == np.float32 for array in policy.arrays().values()),
+    }
+    wrong = [name for name, fits in shapes.items() if not fits]
+    if wrong:
+        raise ValueError(f"its {wrong[0]} do not fit together")
 
 
 def _best_of(run: Path) -> Path:
@@ -104,6 +135,14 @@ def _best_of(run: Path) -> Path:
     files = sorted((run / "policy").glob("seed*.safetensors"), key=lambda file: (len(file.stem), file.stem))
     if not files:
         raise UserError(f"{run} holds no policy (no file policy/seed<k>.safetensors). Give a run folder or a file.")
-    last = run / "policy" / "returns.json"
-    returns = json.loads(last.read_text()) if last.exists() else {}
+    returns = _last_returns(run / "policy" / "returns.json")
     return max(files, key=lambda file: returns.get(file.stem.removeprefix("seed"), -np.inf))
+
+
+def _last_returns(path: Path) -> dict[str, float]:
+    if not path.exists():
+        return {}
+    try:
+        return {str(seed): float(value) for seed, value in json.loads(path.read_text()).items()}
+    except (OSError, ValueError, TypeError, AttributeError) as problem:
+        raise UserError(f"{path} is damaged ({problem}): name one of the policy files beside it.") from problem

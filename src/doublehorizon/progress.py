@@ -19,21 +19,61 @@ from doublehorizon.errors import UserError
 from doublehorizon.policy import NumpyPolicy
 from doublehorizon.replay import Replay
 from doublehorizon.scaling import to_own_units
-from doublehorizon.seats import Batch
+from doublehorizon.seats import Batch, Episode, SeatId
+from doublehorizon.signals import unstoppable
 from doublehorizon.types import Task, Transition
 
 
 @dataclass(frozen=True)
 class Knowledge:
     """What is known beforehand: the reward as a function of observation, action (in the environment's own units) and
-    next observation, all with any leading axes; and transitions that were recorded before."""
+    next observation, all with any leading axes; transitions that were recorded before; and a policy for the first
+    steps, instead of chance."""
 
     reward: Callable[[Any, Any, Any], Any] | None = None
-    prior: Batch | None = None
+    data: Batch | None = None
+    seed_policy: Any = None
 
     @property
     def num_prior(self) -> int:
-        return 0 if self.prior is None else len(self.prior["reward"])
+        return 0 if self.data is None else len(self.data["reward"])
+
+    @property
+    def given(self) -> list[str]:
+        """Which of them there are: a run without them would be another."""
+        return [name for name in ("data", "reward", "seed_policy") if getattr(self, name) is not None]
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A test that has been started: with which policies (None: as in the random steps), and when, in seconds."""
+
+    policies: list[NumpyPolicy] | None
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Archived:
+    """How many rows of each replay are on the disk, and the digest of the file with the last of them."""
+
+    rows: int = 0
+    digest: str = ""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A run between two iterations, but for its replay. It only refers to what it holds: none of it is ever changed in
+    place."""
+
+    state: AgentState
+    spec: EnvSpec
+    iteration: int
+    seconds: float
+    policies: list[NumpyPolicy] | None
+    returns: dict[int, dict[int, float]]
+    pending: dict[int, Pending]
+    episodes: dict[SeatId, Episode]
+    log_sizes: dict[str, int]
 
 
 @dataclass
@@ -52,13 +92,24 @@ class Progress:
     iteration: int = 0
     seconds: float = 0.0
     returns: dict[int, dict[int, float]] = field(default_factory=dict)
-    """Test return by step and seed."""
+    """Test return by step and seed, of all tests that are done."""
+    pending: dict[int, Pending] = field(default_factory=dict)
+    """Tests by the step at which they were started."""
+    episodes: dict[SeatId, Episode] = field(default_factory=dict)
+    """Those that were running when the last steps were collected."""
+    log_sizes: dict[str, int] = field(default_factory=dict)
+    """Bytes of each log that belong to what was done so far."""
+    archived: Archived = field(default_factory=Archived)
+    given: list[str] = field(default_factory=list)
+    """What was known beforehand, as long ago as the run began."""
+    goal: int = 0
+    """Simulator steps to which the run was asked to go."""
     policies: list[NumpyPolicy] | None = None
     """Each seed's policy after the last whole iteration, on the host; None before the first fit."""
     programs: "Programs | None" = None
     """The compiled fit and policy optimisation; None before the first `train`, or where they would be others now."""
     whole: bool = True
-    """False from the start of an iteration to its end: a run that was stopped in between cannot go on."""
+    """False where an iteration was broken off whose new rows had replaced old ones: such a run cannot go on."""
 
     @property
     def task(self) -> Task:
@@ -75,14 +126,28 @@ class Progress:
         return self.iteration * self.iteration_steps * self.spec.action_repeat
 
     @property
+    def num_stored(self) -> int:
+        """Transitions that were ever stored in each seed's replay."""
+        return self.stored_at(self.iteration)
+
+    @property
+    def capacity(self) -> int:
+        """Transitions for which there is room in each seed's replay."""
+        return self.replay.rows.reward.shape[1]
+
+    @property
     def num_rows(self) -> int:
         """Transitions in each seed's replay."""
-        return min(self.prior_rows + self.iteration * self.iteration_steps, self.replay.rows.reward.shape[1])
+        return min(self.num_stored, self.capacity)
 
     @property
     def first_fit(self) -> int:
         """The iteration at whose end the first fit happens; 0 where recorded transitions are enough."""
         return seed_iterations(self.config, self.spec.time_limit, self.prior_rows > 0)
+
+    def stored_at(self, iteration: int) -> int:
+        """How many had been stored at the end of that iteration."""
+        return self.prior_rows + iteration * self.iteration_steps
 
     def fetch_policies(self) -> list[NumpyPolicy]:
         """Each seed's policy, brought to the host."""
@@ -108,7 +173,29 @@ class Progress:
     def store(self, batch: Batch) -> None:
         """Puts every seed's new transitions, `[seed, step, ...]`, into its replay."""
         rows = Transition(**{name: jnp.asarray(value) for name, value in batch.items()})
-        self.replay, self.state = agent.store(rows, self.replay, self.state)
+        with unstoppable():  # the old replay's memory is reused
+            self.replay, self.state = agent.store((rows, self.state), self.replay)
+
+    def snapshot(self, log_sizes: dict[str, int]) -> Snapshot:
+        """Where the run stands; only between two iterations."""
+        kept = ("state", "spec", "iteration", "seconds", "policies")
+        return Snapshot(
+            **{name: getattr(self, name) for name in kept},
+            returns=dict(self.returns),
+            pending=dict(self.pending),
+            episodes=dict(self.episodes),
+            log_sizes=log_sizes,
+        )
+
+    def rewind(self, to: Snapshot) -> None:
+        """Goes back to where the run stood, from anywhere inside the iteration that came next."""
+        self.whole = to.iteration == self.iteration or self.num_stored <= self.capacity
+        self.programs = self.programs if to.spec is self.spec else None
+        for name in ("state", "spec", "iteration", "seconds", "policies", "episodes", "log_sizes"):
+            setattr(self, name, getattr(to, name))
+        self.returns, self.pending = dict(to.returns), dict(to.pending)
+        position = jnp.full_like(self.replay.position, self.num_stored % self.capacity)
+        self.replay = eqx.tree_at(lambda replay: replay.position, self.replay, position)
 
 
 class Programs:
@@ -135,24 +222,35 @@ def begin(
 ) -> Progress:
     """An untrained run with so many rows in each replay (see `capacity_for`); what was recorded before is in it."""
     knowledge = knowledge or Knowledge()
+    _try_functions(spec.name, _task(spec, knowledge))
+    blank = blank_seed(config, spec, knowledge, capacity)
+    state, replay = eqx.filter_jit(lambda seeds: over_seeds(jax.vmap(blank), seeds))(jnp.asarray(seeds))
+    devices = devices or find_devices(None, len(seeds))
+    progress = Progress(
+        config, spec, seeds, devices, state, replay, knowledge, knowledge.num_prior, given=knowledge.given
+    )
+    if knowledge.data is not None:
+        progress.store({name: np.stack([rows] * len(seeds)) for name, rows in knowledge.data.items()})
+    return progress
+
+
+def blank_seed(
+    config: Config, spec: EnvSpec, knowledge: Knowledge, capacity: int
+) -> Callable[[jax.Array], tuple[AgentState, Replay]]:
+    """A function from a seed to its untrained agent and empty replay."""
     task = _task(spec, knowledge)
-    _try_functions(spec.name, task)
     sizes = (spec.obs_size, spec.act_size, config.model.members, config.fit.held_out_every)
 
     def one_seed(seed: jax.Array) -> tuple[AgentState, Replay]:
         return agent.initial_state(config, task, seed), replays.empty(capacity, *sizes)
 
-    state, replay = eqx.filter_jit(lambda seeds: over_seeds(jax.vmap(one_seed), seeds))(jnp.asarray(seeds))
-    devices = devices or find_devices(None, len(seeds))
-    progress = Progress(config, spec, seeds, devices, state, replay, knowledge, knowledge.num_prior)
-    if knowledge.num_prior > 0:
-        progress.store(prior_batch(progress))
-    return progress
+    return one_seed
 
 
 def prior_batch(progress: Progress) -> Batch:
-    """What was recorded before, the same for every seed."""
-    return {name: np.stack([rows] * len(progress.seeds)) for name, rows in (progress.knowledge.prior or {}).items()}
+    """What was recorded before the first step, `[seed, row, ...]`; before anything else is stored."""
+    rows = jax.device_get(progress.replay.rows)
+    return {name: getattr(rows, name)[:, : progress.prior_rows] for name in rows.__dataclass_fields__}
 
 
 def capacity_for(config: Config, spec: EnvSpec, total_steps: int, prior_rows: int) -> int:
@@ -166,12 +264,7 @@ def capacity_for(config: Config, spec: EnvSpec, total_steps: int, prior_rows: in
 def extend(progress: Progress, total_steps: int) -> None:
     """Makes room for more steps in a replay that was sized for fewer: twice as much at least, as each new size is
     compiled anew."""
-    held, config, spec, prior = (
-        progress.replay.rows.reward.shape[1],
-        progress.config,
-        progress.spec,
-        progress.prior_rows,
-    )
+    held, config, spec, prior = progress.capacity, progress.config, progress.spec, progress.prior_rows
     if capacity_for(config, spec, total_steps, prior) > held:
         capacity = capacity_for(config, spec, max(total_steps, 2 * held * spec.action_repeat), prior)
         num_rows = jnp.asarray(progress.num_rows, jnp.int32)

@@ -44,40 +44,20 @@ def distribution_rollout(
     actor: Actor,
     starts: Float[Array, "states batch obs"],
     noise: RolloutNoise,
-    behind_ends: str = "restart",
 ) -> Float[Array, "states batch obs"]:
     """DR: follows the policy through the model and returns states in which an episode is running, always the same
-    number. A row begins in `starts[0]`. Where its episode ends in step t it begins anew in `starts[t]`; or it stays
-    ended, and the running states are repeated instead."""
-    restarts = behind_ends == "restart"
+    number. A row begins in `starts[0]`; where its episode ends in step t it begins anew in `starts[t]`."""
 
-    def step(carry, inputs):
-        obs, alive = carry
+    def step(obs, inputs):
         restart, act_noise, step_noise, chance = inputs
         act, _ = _choose(actor(world.obs_normalizer.normalize(obs)), act_noise)
         next_obs, _ = imagine_step(task, world, obs, act, step_noise)
         lives = survives(task, world, (obs, act), next_obs, chance)
-        if restarts:
-            next_obs = jnp.where(lives[:, None] > 0, next_obs, restart)
-        else:
-            alive = alive * lives
-        return (next_obs, alive), (next_obs, alive)
+        next_obs = jnp.where(lives[:, None] > 0, next_obs, restart)
+        return next_obs, next_obs
 
-    first = (starts[0], jnp.ones(starts.shape[1]))
-    _, (visited, alive) = jax.lax.scan(step, first, (starts[1:], noise.act[:-1], noise.step, noise.ends))
-    visited = jnp.concatenate([starts[:1], visited])
-    if task.can_end and not restarts:
-        visited = _repeated(visited, jnp.concatenate([first[1][None], alive]))
-    return jax.lax.stop_gradient(visited)
-
-
-def _repeated(
-    states: Float[Array, "states batch obs"], alive: Float[Array, "states batch"]
-) -> Float[Array, "states batch obs"]:
-    """Those states that count, all of them, as often as needed to fill the places of those that do not."""
-    rank = jnp.cumsum(alive.ravel() > 0)
-    wanted = 1 + jnp.floor(jnp.arange(rank.size) * (rank[-1] / rank.size)).astype(jnp.int32)
-    return states.reshape(-1, states.shape[-1])[jnp.searchsorted(rank, wanted)].reshape(states.shape)
+    _, visited = jax.lax.scan(step, starts[0], (starts[1:], noise.act[:-1], noise.step, noise.ends))
+    return jax.lax.stop_gradient(jnp.concatenate([starts[:1], visited]))
 
 
 def training_rollout(
@@ -94,15 +74,14 @@ def training_rollout(
 
     def step(carry, inputs):
         obs, alive = carry
-        nudge, act_noise, step_noise, chance = inputs
+        nudge, act_noise, step_noise = inputs
         act, log_prob = _choose(actor(world.obs_normalizer.normalize(obs)) + nudge, act_noise)
         next_obs, reward = imagine_step(task, world, obs, act, step_noise)
-        lives = survives(task, world, (obs, act), next_obs, chance)
+        lives = survives(task, world, (obs, act), next_obs, None)
         return (next_obs, alive * lives), (obs, act, log_prob, reward, alive)
 
-    sampled = world.terminator is not None and world.terminator.weigh == "sampled"
     first = (start, jnp.ones(start.shape[0]))
-    inputs = (nudges[:-1], noise.act[:-1], noise.step, noise.ends if sampled else None)
+    inputs = (nudges[:-1], noise.act[:-1], noise.step)
     # unrolled on a GPU, where a step is so short that the bookkeeping of a loop would show
     (obs, alive), before = jax.lax.scan(step, first, inputs, unroll=on_gpu())
     act, log_prob = _choose(actor(world.obs_normalizer.normalize(obs)) + nudges[-1], noise.act[-1])

@@ -22,18 +22,38 @@ SeatId = tuple[int, int]
 """Seed, and which of its environments."""
 
 _COLLECT, _EVALUATE = 0, 1  # what a generator is for: enters its seed
+_RESET = 2**20  # behind the others: a reset and the actions at the same step are independent
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What every seat of a crew is made from. `began` is the iteration in which the crew starts; `seed_policy` acts
-    before the first fit, on the environment's own observations and in its own units, instead of chance."""
+    """What every seat of a crew is made from. `seed_policy` acts before the first fit, on the environment's own
+    observations and in its own units, instead of chance."""
 
     make_env: Callable[[], gym.Env]
     spec: EnvSpec
-    began: int = 0
     seed_policy: Any = None
     step_timeout: float = 300.0
+
+
+@dataclass(frozen=True)
+class Episode:
+    """An episode that is still running, told so that it can be brought about again in any environment that repeats
+    itself: how it was reset, what was done since, and where that led."""
+
+    reset_seed: int
+    actions: np.ndarray
+    obs: np.ndarray
+
+
+@dataclass(frozen=True)
+class Harvest:
+    """What a seat collected, and the episode that is still running, if one is. `exact` is False where a running
+    episode was to be continued in another process and could not be brought about again."""
+
+    batch: Batch
+    episode: Episode | None
+    exact: bool = True
 
 
 class Watch:
@@ -63,51 +83,48 @@ class Watch:
 
 @dataclass
 class Seat:
-    """One environment of one seed: where its episode stands, and its chance, which depends on the seed, on which of
-    the seed's environments it is, and on the iteration in which its crew began."""
+    """One environment of one seed, and where its episode stands. Its chance depends on the seed, on which of the
+    seed's environments it is, and on where the run stands, but not on what was done before."""
 
     simulator: Simulator
     seed: int
     place: int = 0
-    began: int = 0
     seed_policy: Any = None
     watch: Watch | None = None
-    episode: int = 0
     obs: np.ndarray | None = None
-    rng: np.random.Generator = field(init=False)
+    reset_seed: int = 0
+    actions: list[np.ndarray] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
-        self.rng = np.random.default_rng([self.seed, _COLLECT, self.began, *self._distinction()])
-
-    def collect(self, policy: NumpyPolicy | None, step: int, num_steps: int) -> Batch:
+    def collect(self, step: int, policy: NumpyPolicy | None, num_steps: int, episode: Episode | None = None) -> Harvest:
         """Steps with a sampling policy; without one, with the seed policy or uniform actions. An unfinished episode
-        goes on in the next call. `step` is where the run stands."""
-        spec = self.simulator.spec
+        goes on in the next call. `step` is where the run stands, `episode` what is running then."""
+        exact = self.obs is not None or episode is None or self._bring_about(episode, step)
+        spec, rng = self.simulator.spec, np.random.default_rng(self._chance(step))
         shapes = [(num_steps, spec.obs_size), (num_steps, spec.act_size), (num_steps,), (num_steps, spec.obs_size)]
         obs, act, reward, next_obs = (np.empty(shape, np.float32) for shape in shapes)
         terminated = np.zeros(num_steps, np.float32)
         for t in range(num_steps):
-            with self._reported(step + t * spec.action_repeat, "step"):
+            here = step + t * spec.action_repeat
+            with self._reported(here, "step"):
                 if self.obs is None:
-                    parts = (self.seed, _COLLECT, self.began, self.episode, *self._distinction())
-                    self.obs = self.simulator.reset(_reset_seed(*parts))
-                    self.episode += 1
-                    self._touch(step + t * spec.action_repeat)
+                    self._reset(_drawn_from(self._chance(here)), here)
                 obs[t] = self.obs
-                act[t] = self._first_action(self.obs, self.rng) if policy is None else policy.act(self.obs, self.rng)
+                act[t] = self._first_action(obs[t], rng) if policy is None else policy.act(obs[t], rng)
                 next_obs[t], reward[t], ended, cut = self.simulator.step(act[t])
             terminated[t] = ended
+            self.actions.append(act[t])
             self.obs = None if ended or cut else next_obs[t]
-        return {"obs": obs, "act": act, "reward": reward, "next_obs": next_obs, "terminated": terminated}
+        batch = {"obs": obs, "act": act, "reward": reward, "next_obs": next_obs, "terminated": terminated}
+        return Harvest(batch, self._running(), exact)
 
-    def evaluate(self, policy: NumpyPolicy | None, step: int, num_episodes: int) -> float:
+    def evaluate(self, step: int, policy: NumpyPolicy | None, num_episodes: int) -> float:
         """Mean return of test episodes with the deterministic policy; without one, as `collect` acts. Seeded by the
         step."""
         rng = np.random.default_rng([self.seed, _EVALUATE, step])
         total = 0.0
         for episode in range(num_episodes):
             with self._reported(step, "a test at step"):
-                obs, done = self.simulator.reset(_reset_seed(self.seed, _EVALUATE, step, episode)), False
+                obs, done = self.simulator.reset(_drawn_from([self.seed, _EVALUATE, step, episode])), False
             while not done:
                 with self._reported(step, "a test at step"):
                     act = self._first_action(obs, rng) if policy is None else policy.act(obs)
@@ -116,6 +133,35 @@ class Seat:
                 done = ended or cut
         self.obs = None  # whatever episode was running here is over
         return total / num_episodes
+
+    def _reset(self, reset_seed: int, step: int) -> None:
+        self.reset_seed, self.actions = reset_seed, []
+        self.obs = self.simulator.reset(reset_seed)
+        self._touch(step)
+
+    def _running(self) -> Episode | None:
+        if self.obs is None:
+            return None
+        actions = np.asarray(self.actions, np.float32).reshape(-1, self.simulator.spec.act_size)
+        return Episode(self.reset_seed, actions, self.obs)
+
+    def _bring_about(self, episode: Episode, step: int) -> bool:
+        """Leads the environment to where it stood, by the same reset and the same actions. One that does not come out
+        there does not repeat itself: then a new episode begins."""
+        over = False
+        with self._reported(step, "repeating an episode at step"):
+            self._reset(episode.reset_seed, step)
+            for act in episode.actions:
+                if over:
+                    break
+                self._touch(step)
+                self.obs, _, ended, cut = self.simulator.step(act)
+                self.actions.append(act)
+                over = ended or cut
+        if over or self.obs is None or not np.array_equal(self.obs, episode.obs):
+            self.obs = None
+            return False
+        return True
 
     def _first_action(self, obs: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Before the first fit: by chance, or by the seed policy."""
@@ -127,9 +173,10 @@ class Seat:
         chosen = self.seed_policy.predict(seen)[0] if hasattr(self.seed_policy, "predict") else self.seed_policy(seen)
         return self.simulator.to_unit(chosen)
 
-    def _distinction(self) -> tuple[int, ...]:
-        """A seed's first environment has the same chance as if it were the only one."""
-        return (self.place,) if self.place else ()
+    def _chance(self, step: int) -> list[int]:
+        """What a generator for collecting is seeded with. A seed's first environment has the same chance as if it were
+        the only one."""
+        return [self.seed, _COLLECT, step] + ([self.place] if self.place else [])
 
     def _touch(self, step: int) -> None:
         if self.watch is not None:
@@ -150,8 +197,8 @@ class Seat:
             ) from problem
 
 
-def _reset_seed(*parts: int) -> int:
-    return int(np.random.SeedSequence(parts).generate_state(1)[0])
+def _drawn_from(parts: list[int]) -> int:
+    return int(np.random.SeedSequence([*parts, _RESET]).generate_state(1)[0])
 
 
 class Room:
@@ -162,12 +209,9 @@ class Room:
         self._seats: dict[SeatId, Seat] = {}
 
     def answer(self, call: str, arguments: dict[SeatId, tuple]) -> dict[SeatId, Any]:
-        """Lets each seat collect or evaluate with a policy, at a step of the run, so many steps or episodes."""
+        """Lets each seat collect or evaluate, at a step of the run, with a policy, so many steps or episodes."""
         try:
-            return {
-                at: getattr(self._seat(at, step), call)(policy, step, count)
-                for at, (policy, step, count) in arguments.items()
-            }
+            return {at: getattr(self._seat(at, step), call)(step, *rest) for at, (step, *rest) in arguments.items()}
         finally:
             if self._watch is not None:
                 self._watch.rest()
@@ -184,5 +228,5 @@ class Room:
             if self._watch is not None:
                 self._watch.touch(at[0], step)
             simulator = Simulator(recipe.make_env(), recipe.spec)
-            self._seats[at] = Seat(simulator, *at, recipe.began, recipe.seed_policy, self._watch)
+            self._seats[at] = Seat(simulator, *at, recipe.seed_policy, self._watch)
         return self._seats[at]

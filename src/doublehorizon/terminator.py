@@ -28,7 +28,6 @@ class Terminator(eqx.Module):
 
     members: Classifier
     log_odds: Float[Array, ""]
-    weigh: str = eqx.field(static=True)
 
     def probability(
         self,
@@ -46,7 +45,7 @@ class Terminator(eqx.Module):
 def untrained(config: TerminatorConfig, obs_size: int, act_size: int, key: PRNGKeyArray) -> Terminator:
     """Says of every step that it does not end the episode."""
     members = ensemble(lambda key: Classifier(config, obs_size, act_size, key), config.members, key)
-    return Terminator(members, jnp.asarray(-jnp.inf, jnp.float32), config.weigh)
+    return Terminator(members, jnp.asarray(-jnp.inf, jnp.float32))
 
 
 def fit_terminator(
@@ -90,7 +89,7 @@ def fit_terminator(
     share = num_ends / num_training
     # half of a minibatch ends, and so does this share of the other half: its odds are (1 + share) / share times the
     # true ones
-    fitted = Terminator(members, jnp.log(share) - jnp.log1p(share), config.weigh)
+    fitted = Terminator(members, jnp.log(share) - jnp.log1p(share))
     return fitted, _calibration(fitted, normalizer, replay, num_rows)
 
 

@@ -22,7 +22,9 @@ import numpy as np
 
 from doublehorizon.errors import RunError, UserError
 from doublehorizon.policy import NumpyPolicy
-from doublehorizon.seats import Batch, Recipe, Room, SeatId, Watch
+from doublehorizon.seats import Batch, Episode, Harvest, Recipe, Room, SeatId, Watch
+
+_MOST_RESTARTS = 3
 
 
 class Crew:
@@ -30,35 +32,46 @@ class Crew:
 
     An environment object (rather than a way to make one) cannot be sent to another process: give a recipe whose
     `make_env` returns it and `in_process=True`, for one seed; an evaluation then ends the episode that was being
-    collected.
+    collected. `episodes` are those that were running when an earlier crew was dismissed: they go on.
     """
 
-    def __init__(self, recipe: Recipe, seeds: list[int], num_envs: int = 1, in_process: bool = False):
-        self.seeds = seeds
+    def __init__(
+        self,
+        recipe: Recipe,
+        seeds: list[int],
+        num_envs: int = 1,
+        in_process: bool = False,
+        episodes: dict[SeatId, Episode] | None = None,
+    ):
+        self.seeds, self.notes, self._in_process = seeds, [], in_process
+        self.episodes = dict(episodes or {})
+        """The episodes that are running between two calls of `collect`."""
         # workers only step; a user's rule may hold on to anything
         recipe = replace(recipe, spec=replace(recipe.spec, terminates=None))
         self._seats = [(seed, place) for seed in seeds for place in range(num_envs)]
+        self._collectors: list[_LocalWorker] | list[_RemoteWorker]
+        self._evaluators: list[_LocalWorker] | list[_RemoteWorker]
         if in_process:
             room = Room(recipe)
             self._collectors, self._evaluators = [_LocalWorker(room, self._seats)], [_LocalWorker(room, self._seats)]
         else:
-            pickled = _pickled(recipe)
-            cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-            testers = [(seed, 0) for seed in seeds]
             self._collectors, self._evaluators = [], []
             with ExitStack() as on_failure:  # whatever was started is closed again if the next one cannot be
                 on_failure.callback(self.close)
-                for group, seats, most in (
-                    (self._collectors, self._seats, cores),
-                    (self._evaluators, testers, max(1, cores // 2)),
-                ):
-                    size = min(len(seats), most)
-                    for i in range(size):
-                        group.append(_RemoteWorker(seats[i::size], recipe))
-                for worker in (*self._collectors, *self._evaluators):  # all have been started: they start side by side
-                    worker.brief(pickled)
+                self._hire(recipe, self._collectors, self._evaluators)
                 on_failure.pop_all()
         self._queues: list[deque[tuple[int, dict[SeatId, tuple]]]] = [deque() for _ in self._evaluators]
+
+    def _hire(self, recipe: Recipe, collectors: list, evaluators: list) -> None:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        testers = [(seed, 0) for seed in self.seeds]
+        pickled = _pickled(recipe)
+        for group, seats, most in ((collectors, self._seats, cores), (evaluators, testers, max(1, cores // 2))):
+            size = min(len(seats), most)
+            for i in range(size):
+                group.append(_RemoteWorker(seats[i::size], recipe, pickled, self.notes))
+        for worker in (*collectors, *evaluators):  # all have been started: they start side by side
+            worker.brief()
 
     def collect(self, policies: list[NumpyPolicy] | None, num_steps: int, step: int = 0) -> Batch:
         """Steps of every seed, `[seed, step, ...]`, from all of its environments together; without policies, with the
@@ -67,23 +80,32 @@ class Crew:
         num_envs = len(self._seats) // len(self.seeds)
         shares = [num_steps // num_envs + (place < num_steps % num_envs) for place in range(num_envs)]
         for worker in self._collectors:
-            worker.send("collect", {at: (by_seed[at[0]], step, shares[at[1]]) for at in worker.seats})
-        found: dict[SeatId, Batch] = {}
+            jobs = {at: (step, by_seed[at[0]], shares[at[1]], self.episodes.get(at)) for at in worker.seats}
+            worker.send("collect", jobs)
+        found: dict[SeatId, Harvest] = {}
         for worker in self._collectors:
             found |= worker.receive()
+        self.episodes = {at: harvest.episode for at, harvest in found.items() if harvest.episode is not None}
+        for seed in dict.fromkeys(seed for (seed, _), harvest in found.items() if not harvest.exact):
+            self.notes.append(
+                f"seed {seed}: the environment does not repeat itself, so its running episode was given up and a new "
+                "one begun; the run is not exactly what it would have been"
+            )
 
         def joined(seed: int, name: str) -> np.ndarray:
-            return np.concatenate([found[seed, place][name] for place in range(num_envs)])
+            return np.concatenate([found[seed, place].batch[name] for place in range(num_envs)])
 
-        return {name: np.stack([joined(seed, name) for seed in self.seeds]) for name in found[self._seats[0]]}
+        return {name: np.stack([joined(seed, name) for seed in self.seeds]) for name in found[self._seats[0]].batch}
 
     def start_evaluation(self, policies: list[NumpyPolicy] | None, step: int, num_episodes: int) -> None:
         """Queues test episodes of every seed; `finished_evaluations` brings the results."""
         by_seed = dict(zip(self.seeds, policies or [None] * len(self.seeds), strict=True))
         for worker, queue in zip(self._evaluators, self._queues, strict=True):
-            queue.append((step, {at: (by_seed[at[0]], step, num_episodes) for at in worker.seats}))
+            queue.append((step, {at: (step, by_seed[at[0]], num_episodes) for at in worker.seats}))
             if len(queue) == 1:
                 worker.send("evaluate", queue[0][1])
+        if self._in_process:
+            self.episodes = {}
 
     def finished_evaluations(self, block: bool = False) -> list[tuple[int, int, float]]:
         """(step, seed, mean return) of each evaluation that is done; with `block`, of all that were started."""
@@ -95,6 +117,12 @@ class Crew:
                 if queue:  # a busy worker does not read its pipe, so it is sent one job at a time
                     worker.send("evaluate", queue[0][1])
         return done
+
+    def pop_notes(self) -> list[str]:
+        """What the user should know of, since the last call."""
+        notes = list(self.notes)
+        self.notes.clear()
+        return notes
 
     def close(self) -> None:
         workers = (*self._collectors, *self._evaluators)
@@ -136,10 +164,17 @@ class _LocalWorker:
 
 
 class _RemoteWorker:
-    """A worker process and the pipe to it."""
+    """A worker process and the pipe to it. If the process dies, another takes over its job from the beginning; what a
+    seat does depends on its job alone, so nothing else is lost. It is replaced a few times in a row at most."""
 
-    def __init__(self, seats: list[SeatId], recipe: Recipe):
+    def __init__(self, seats: list[SeatId], recipe: Recipe, pickled: bytes, notes: list[str]):
         self.seats, self._name, self._timeout = seats, recipe.spec.name, recipe.step_timeout
+        self._pickled, self._notes = pickled, notes
+        self._job: tuple[str, dict[SeatId, tuple]] | None = None
+        self._restarts = 0
+        self._start()
+
+    def _start(self) -> None:
         self._pipe, theirs = Pipe()
         # where a worker that is stuck says so; it has a name for those systems that need one
         self._last_words = tempfile.NamedTemporaryFile("w+", prefix="doublehorizon-worker-")  # noqa: SIM115
@@ -153,31 +188,35 @@ class _RemoteWorker:
         )
         theirs.close()
 
-    def brief(self, pickled: bytes) -> None:
+    def brief(self) -> None:
         """Tells the process what to work on; it may be waited for until it has started."""
         try:
-            self._pipe.send_bytes(pickled)
-        except OSError as problem:
-            raise self._lost() from problem
+            self._pipe.send_bytes(self._pickled)
+        except OSError:
+            self._replace()
 
     def send(self, call: str, arguments: dict[SeatId, tuple]) -> None:
+        self._job = (call, arguments)
         try:
-            self._pipe.send((call, arguments))
-        except OSError as problem:
-            raise self._lost() from problem
+            self._pipe.send(self._job)
+        except OSError:
+            self._replace()
 
     def ready(self) -> bool:
         return bool(wait([self._pipe], timeout=0))
 
     def receive(self) -> dict[SeatId, Any]:
-        try:
-            kind, answer = self._pipe.recv()
-        except (EOFError, OSError) as problem:
-            raise self._lost() from problem
+        while True:
+            try:
+                kind, answer = self._pipe.recv()
+                break
+            except (EOFError, OSError):
+                self._replace()
         if kind == "mistake":
             raise UserError(answer)
         if kind == "failure":
             raise RunError(answer)
+        self._job, self._restarts = None, 0
         return answer
 
     def dismiss(self) -> None:
@@ -192,21 +231,39 @@ class _RemoteWorker:
             self._process.wait()
         self._last_words.close()
 
-    def _lost(self) -> RunError:
+    def _replace(self) -> None:
+        """Another process for one that died, which begins its job anew; too many in a row are a `RunError`."""
+        problem = self._death()
+        if self._restarts == _MOST_RESTARTS:
+            raise RunError(f"{problem} It was restarted {_MOST_RESTARTS} times before.")
+        self._restarts += 1
+        self._notes.append(f"{problem} It is restarted and does its work again.")
+        self.dismiss()
+        self.await_end(time.monotonic())
+        self._start()
+        try:
+            self._pipe.send_bytes(self._pickled)
+            if self._job is not None:
+                self._pipe.send(self._job)
+        except OSError:
+            self._replace()
+
+    def _death(self) -> str:
+        """What can be told of a process that died. One that was stuck would be again: that is a `RunError`."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=2)  # so that its status can be told
         self._last_words.seek(0)
         at, _, stuck = self._last_words.read().partition("\n")
         seed, step = at.split() if at else (self.seats[0][0], "0")
         if stuck:
-            return RunError(
+            raise RunError(
                 f"{self._name} did not come back within {self._timeout:g} s (seed {seed}, about step {step}). It was "
                 f"stuck here:\n{stuck}If it needs longer, raise loop.step_timeout."
             )
         status = self._process.poll()
         how = f"killed by signal {-status}" if status is not None and status < 0 else f"status {status}"
         seeds = ", ".join(str(seed) for seed in dict.fromkeys(seed for seed, _ in self.seats))
-        return RunError(f"the worker process of {self._name} died ({how}; seed(s) {seeds}, about step {step}).")
+        return f"the worker process of {self._name} died ({how}; seed(s) {seeds}, about step {step})."
 
 
 def _pickled(recipe: Recipe) -> bytes:

@@ -149,7 +149,7 @@ def prepare(config: Config, task: Task, num_seeds: int, num_rows: int) -> Bench:
         return replays.empty(num_rows, *sizes), agent.initial_state(config, task, seed), rows
 
     replay, state, rows = jax.jit(lambda seeds: over_seeds(jax.vmap(one), seeds))(jnp.arange(num_seeds))
-    replay, state = agent.store(rows, replay, state)
+    replay, state = agent.store((rows, state), replay)
     return Bench(config, task, num_seeds, num_rows, state, replay)
 
 
@@ -264,7 +264,7 @@ def _store(bench: Bench) -> Part:
     times = []
     for _ in range(6):
         begun = time.perf_counter()
-        bench.replay, bench.state = agent.store(jax.tree.map(jnp.asarray, rows), bench.replay, bench.state)
+        bench.replay, bench.state = agent.store((jax.tree.map(jnp.asarray, rows), bench.state), bench.replay)
         jax.block_until_ready(bench.replay)
         times.append(time.perf_counter() - begun)
     size = sum(x.nbytes for x in jax.tree.leaves(rows)) / bench.num_seeds

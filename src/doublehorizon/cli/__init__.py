@@ -7,9 +7,11 @@ import traceback
 from importlib import import_module
 
 from doublehorizon.errors import RunError, UserError
+from doublehorizon.signals import Stopped
 
 _COMMANDS = {
     "train": "train an agent on an environment, one seed or many",
+    "resume": "go on with a run that was stopped",
     "compare": "compare a run with published curves, or with another run",
     "bench": "measure how fast the algorithm runs on this machine",
 }
@@ -35,17 +37,21 @@ def _status(arguments: list[str]) -> int:
     except UserError as problem:
         print(f"doublehorizon: {problem}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("doublehorizon: stopped. Policies that were learnt are in the run folder.", file=sys.stderr)
-        return 130
+    except KeyboardInterrupt as ended:
+        print(f"doublehorizon: stopped. {_notes(ended)}", file=sys.stderr)
+        return 128 + ended.number if isinstance(ended, Stopped) else 130
     except BrokenPipeError:
         return 1
     except (OSError, RunError) as problem:
-        print(f"doublehorizon: {problem}", file=sys.stderr)
+        print(f"doublehorizon: {problem} {_notes(problem)}".rstrip(), file=sys.stderr)
         return 1
     except Exception:
         traceback.print_exc()
         return 1
+
+
+def _notes(problem: BaseException) -> str:
+    return " ".join(getattr(problem, "__notes__", []))
 
 
 def _dispatch(arguments: list[str]) -> int:

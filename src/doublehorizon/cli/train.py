@@ -1,18 +1,15 @@
 """`doublehorizon train`."""
 
 import dataclasses
-import json
-import os
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import tyro
 
+from doublehorizon.cli.running import functions, prepare_jax, report, told_how_to_go_on
 from doublehorizon.config import PRESETS, Config, preset
-from doublehorizon.envs.make import imported
 from doublehorizon.errors import UserError
 
 _EXAMPLES = """Trains DHMBPO on an environment and writes a run folder.
@@ -24,8 +21,8 @@ examples:
   doublehorizon train my_robot:make_env --preset light --data log.npz
   doublehorizon train Hopper-v5 --horizons.distribution 40 --out runs/hopper-40
 
-The run folder holds config.json, eval.csv (test returns), progress.csv (losses and times) and, at the end, each
-seed's policy as policy/seed<k>.safetensors."""
+The run folder holds config.json, eval.csv (test returns), progress.csv (losses and times), each seed's policy as
+policy/seed<k>.safetensors, and checkpoints. A run that was stopped goes on with: doublehorizon resume RUN"""
 
 
 @dataclass
@@ -48,6 +45,8 @@ class Train:
     """The run folder. Default: runs/ENV-DATE-TIME."""
     num_envs: int | None = None
     """Environments per seed that collect side by side, for slow simulators. Default: 1."""
+    checkpoint_every: int | None = None
+    """Iterations between checkpoints. Default: each, or as often as it takes a twentieth of the time at most."""
     data: str | None = None
     """Transitions to learn from before the first step instead of random ones: an .npz file with the arrays obs, act,
     reward, next_obs and terminated, or minari:DATASET."""
@@ -78,11 +77,11 @@ def run(arguments: list[str]) -> int:
         args=arguments,
         default=dataclasses.replace(default, env=tyro.MISSING),
     )
-    for name, value in (("steps", options.steps), ("seeds", options.seeds), ("num-envs", options.num_envs)):
+    for name in ("steps", "seeds", "num_envs", "checkpoint_every"):
+        value = getattr(options, name)
         if value is not None and value < 1:
-            raise UserError(f"--{name} is {value}, but at least 1 is needed.")
-    if options.device is not None:  # must be said before JAX starts
-        os.environ["JAX_PLATFORMS"] = {"cpu": "cpu", "gpu": "cuda"}[options.device]
+            raise UserError(f"--{name.replace('_', '-')} is {value}, but at least 1 is needed.")
+    prepare_jax(options.device, options.config.deterministic)
     folder = options.out or _default_folder(options.env)
 
     from doublehorizon.api import DHMBPO
@@ -93,11 +92,9 @@ def run(arguments: list[str]) -> int:
         seeds=options.seeds,
         config=_config(options),
         device=options.device,
-        termination_rule=_function(options.termination_rule, "says of next observations whether they end an episode"),
-        reward=_function(options.reward, "returns rewards"),
         data=options.data,
-        seed_policy=_seed_policy(options.seed_policy),
         check=options.check,
+        **functions(options.termination_rule, options.reward, options.seed_policy),
     )
     random_steps = model.random_timesteps
     if options.steps < random_steps:
@@ -105,29 +102,16 @@ def run(arguments: list[str]) -> int:
             f"--steps is {options.steps}, but training begins with {random_steps} random steps and learns after them. "
             "Ask for more steps, or for fewer random ones with --loop.seed-iterations."
         )
-    model.learn(options.steps, out=folder, progress_bar=not options.quiet)
-    _report(model.last_returns(), folder, options.json)
+    with told_how_to_go_on(model, folder):
+        model.learn(options.steps, out=folder, progress_bar=not options.quiet)
+    report(model.last_returns(), folder, options.json)
     return 0
 
 
 def _config(options: Train) -> Config:
-    if options.num_envs is None:
-        return options.config
-    loop = dataclasses.replace(options.config.loop, num_envs=options.num_envs)
-    return dataclasses.replace(options.config, loop=loop)
-
-
-def _function(name: str | None, purpose: str) -> Callable | None:
-    if name is not None and ":" not in name:
-        raise UserError(f"{name!r} names no function. Write module:function, one that {purpose}.")
-    return None if name is None else imported(name, purpose)
-
-
-def _seed_policy(name: str | None) -> Any:
-    """A file, or module:function."""
-    if name is None or Path(name).exists() or ":" not in name:
-        return name
-    return _function(name, "returns an action for an observation")
+    named = {"num_envs": options.num_envs, "checkpoint_every": options.checkpoint_every}
+    given = {name: value for name, value in named.items() if value is not None}
+    return dataclasses.replace(options.config, loop=dataclasses.replace(options.config.loop, **given))
 
 
 def _preset_named_in(arguments: list[str]) -> str:
@@ -143,13 +127,3 @@ def _preset_named_in(arguments: list[str]) -> str:
 def _default_folder(env: str) -> Path:
     name = env.replace("/", "-").replace(":", "-")
     return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
-
-
-def _report(returns: dict[int, float], folder: Path, as_json: bool) -> None:
-    if as_json:
-        print(json.dumps({"run": str(folder), "returns": returns}))
-        return
-    if returns:
-        mean = sum(returns.values()) / len(returns)
-        print(f"final test return: {mean:.5g} (mean of {len(returns)} seed(s))")
-    print(f"run folder: {folder}")

@@ -1,0 +1,72 @@
+"""`doublehorizon resume`."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from doublehorizon.cli.running import functions, prepare_jax, report, told_how_to_go_on
+from doublehorizon.errors import UserError
+
+_EXAMPLES = """Goes on with a run that was stopped, however that happened, from its last checkpoint.
+
+examples:
+  doublehorizon resume runs/hopper
+  doublehorizon resume runs/hopper --steps 200000
+  doublehorizon resume runs/robot --env my_robot:make_env
+
+On a CPU the result is the same, to the last bit, as if the run had never been stopped; on a GPU if it was trained with
+--deterministic."""
+
+
+@dataclass
+class Resume:
+    """What `doublehorizon resume` takes."""
+
+    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """The run folder."""
+    steps: int | None = None
+    """Simulator steps per seed in all. Default: as many as the run was started for."""
+    env: str | None = None
+    """module:function that makes the environment, if the run was started with one: what a file names is not imported
+    unless you name it too."""
+    seed_policy: str | None = None
+    """As for train, if the run had one and nothing was learnt yet."""
+    reward: str | None = None
+    """As for train, if the run had one."""
+    termination_rule: str | None = None
+    """As for train, if the run had one."""
+    device: Literal["cpu", "gpu"] | None = None
+    """Where to learn. Default: a GPU if JAX sees one."""
+    quiet: bool = False
+    """Show no progress."""
+    json: bool = False
+    """Print the result as JSON."""
+
+
+def run(arguments: list[str]) -> int:
+    """Parses, goes on, and says what came out."""
+    options = tyro.cli(Resume, prog="doublehorizon resume", description=_EXAMPLES, args=arguments)
+    prepare_jax(options.device, _is_deterministic(options.run))
+
+    from doublehorizon.api import DHMBPO
+
+    given = functions(options.termination_rule, options.reward, options.seed_policy)
+    model = DHMBPO.load(options.run, env=options.env, device=options.device, **given)
+    with told_how_to_go_on(model, options.run):
+        model.resume(options.run, options.steps, progress_bar=not options.quiet)
+    report(model.last_returns(), options.run, options.json)
+    return 0
+
+
+def _is_deterministic(folder: Path) -> bool:
+    """Asked before JAX starts; what is wrong with the folder is told later, when its checkpoints are read."""
+    if not folder.is_dir():
+        raise UserError(f"{folder} is no folder. Give the folder of a run.")
+    try:
+        about: Any = json.loads((folder / "config.json").read_text())
+        return about["config"]["deterministic"] is True
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return False

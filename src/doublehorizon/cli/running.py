@@ -1,0 +1,73 @@
+"""What `train` and `resume` share: functions by name, where to learn, and how a run's end is told."""
+
+import json
+import os
+from collections.abc import Callable
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from doublehorizon.determinism import ask_for_determinism
+from doublehorizon.envs.make import imported
+from doublehorizon.errors import RunError, UserError
+from doublehorizon.signals import Stopped
+
+if TYPE_CHECKING:
+    from doublehorizon.api import DHMBPO
+
+
+def prepare_jax(device: str | None, deterministic: bool) -> None:
+    """Says what must be said before JAX starts."""
+    if device is not None:
+        os.environ["JAX_PLATFORMS"] = {"cpu": "cpu", "gpu": "cuda"}[device]
+    if deterministic:
+        ask_for_determinism()
+
+
+def function(name: str | None, purpose: str) -> Callable | None:
+    """What `module:function` names."""
+    if name is not None and ":" not in name:
+        raise UserError(f"{name!r} names no function. Write module:function, one that {purpose}.")
+    return None if name is None else imported(name, purpose)
+
+
+def seed_policy(name: str | None) -> Any:
+    """A file, or module:function."""
+    if name is None or Path(name).exists() or ":" not in name:
+        return name
+    return function(name, "returns an action for an observation")
+
+
+def functions(termination_rule: str | None, reward: str | None, policy: str | None) -> dict[str, Any]:
+    """A user's own functions, as `DHMBPO` takes them."""
+    return {
+        "termination_rule": function(termination_rule, "says of next observations whether they end an episode"),
+        "reward": function(reward, "returns rewards"),
+        "seed_policy": seed_policy(policy),
+    }
+
+
+@contextmanager
+def told_how_to_go_on(model: "DHMBPO", folder: Path):
+    """A run that ends before its goal says where it stands and how it goes on."""
+    try:
+        yield
+    except (Stopped, RunError) as problem:
+        hint = (
+            f"The run is saved up to step {model.num_timesteps}; go on with: doublehorizon resume {folder}"
+            if (folder / "checkpoints").is_dir()
+            else f"Nothing was saved in {folder}."
+        )
+        problem.add_note(hint)
+        raise
+
+
+def report(returns: dict[int, float], folder: Path, as_json: bool) -> None:
+    """The result on stdout."""
+    if as_json:
+        print(json.dumps({"run": str(folder), "returns": returns}))
+        return
+    if returns:
+        mean = sum(returns.values()) / len(returns)
+        print(f"final test return: {mean:.5g} (mean of {len(returns)} seed(s))")
+    print(f"run folder: {folder}")

@@ -1,0 +1,115 @@
+"""Files that are whole or not there at all, whenever the power fails. No JAX."""
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from doublehorizon.errors import RunError, UserError
+
+_PARTIAL = ".partial"
+
+
+def digest(content: bytes) -> str:
+    """By which damage is recognised."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Replaces the file in one step, once its content is safely on the disk."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + _PARTIAL)
+    try:
+        with partial.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            partial.unlink()  # a full disk needs the room
+        raise
+    sync_folder(path.parent)
+
+
+def write_folder(path: Path, contents: dict[str, bytes]) -> None:
+    """The same for a folder of files."""
+    partial, before = path.with_name(path.name + _PARTIAL), path.with_name(path.name + ".before" + _PARTIAL)
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        partial.mkdir(parents=True)
+        for name, content in contents.items():
+            write_file(partial / name, content)
+        replace_folder(partial, path, before)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def replace_folder(new: Path, path: Path, before: Path) -> None:
+    """Moves a complete folder to its place; one that was there goes to `before` and then for good."""
+    if path.exists():
+        shutil.rmtree(before, ignore_errors=True)
+        path.rename(before)
+    new.rename(path)
+    sync_folder(path.parent)
+    shutil.rmtree(before, ignore_errors=True)
+
+
+def remove_partial(folder: Path) -> None:
+    """Clears away what an earlier process left half-written."""
+    for path in folder.glob(f"*{_PARTIAL}"):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes names in a folder as safe as the files' contents."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def refuse_links(folder: Path) -> None:
+    """A folder that somebody else made must not lead a writer out of it."""
+    for root, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            path = Path(root) / name
+            if path.is_symlink():
+                raise UserError(
+                    f"{path} is a link, but a run folder must hold its files itself: a link could lead writing "
+                    "elsewhere. Copy what it points to into its place."
+                )
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keeps a second process from writing into the same run folder; it ends with this process, however that ends."""
+    try:
+        lock = (folder / ".lock").open("a+")
+    except OSError as problem:
+        raise UserError(f"{folder} cannot be written: {problem}.") from problem
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as problem:
+            raise UserError(f"another process is training in {folder}. Wait for it, or end it first.") from problem
+        yield
+
+
+@contextlib.contextmanager
+def told(folder: Path) -> Iterator[None]:
+    """What goes wrong with the disk inside is a `RunError` that names the folder."""
+    try:
+        yield
+    except OSError as problem:
+        raise RunError(
+            f"{folder} cannot be written: {problem.strerror or problem}. What was saved there before is intact."
+        ) from problem

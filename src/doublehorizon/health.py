@@ -1,0 +1,90 @@
+"""Recognises a seed that has diverged: numbers that are no longer finite, or have left all bounds."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from doublehorizon.agent import AgentState
+from doublehorizon.devices import fetch, over_seeds, program
+from doublehorizon.replay import Replay
+
+_MOST_PARAMETER = 1e6  # weights of a healthy network are below a hundred
+_MOST_TIMES_REAL = 1e4  # an imagined world may be wrong, but not by this factor
+_SMALLEST_RANGE = 1e-4  # of an observation that never changes, as in normalizer.py
+
+
+class Signs(NamedTuple):
+    """What is looked at, per seed; each is NaN if any number behind it is."""
+
+    parameter: Float[Array, "*seed"]
+    """The largest parameter of all networks."""
+    observation: Float[Array, "*seed"]
+    """How far imagined observations lie from the mean, by the farthest real one."""
+    value: Float[Array, "*seed"]
+    """The largest imagined reward per step, by the largest real one."""
+
+
+_MEANINGS = (
+    ("the largest parameter is {}", _MOST_PARAMETER),
+    ("imagined observations are up to {} times as far from the mean as real ones", _MOST_TIMES_REAL),
+    ("imagined rewards are up to {} times as large as real ones", _MOST_TIMES_REAL),
+)
+
+
+def evidence(
+    discount: float, num_rows: int, replay: Replay, state: AgentState, metrics: dict[str, np.ndarray]
+) -> list[str]:
+    """One line per seed: what shows that it has diverged, or nothing."""
+    found = fetch(measure((discount, jnp.asarray(num_rows, jnp.int32), replay), state))
+    lines = []
+    for k in range(len(found.parameter)):
+        # written so that what is not a number is a sign too
+        signs = [
+            words.format(f"{value[k]:.3g}")
+            for (words, most), value in zip(_MEANINGS, found, strict=True)
+            if not value[k] <= most
+        ]
+        signs += [
+            f"{name} is {value[k]:.3g}"
+            for name, value in sorted(metrics.items())
+            if not name.startswith("termination/") and not np.isfinite(value[k])  # there may have been no end at all
+        ]
+        lines.append("; ".join(signs))
+    return lines
+
+
+@program(donate="none")
+def measure(inputs: tuple[float, Int[Array, ""], Replay], state: AgentState) -> Signs:
+    """The signs of every seed. Arrays have a leading seed axis."""
+    discount, num_rows, replay = inputs
+    return over_seeds(jax.vmap(lambda *seed: _signs(discount, num_rows, *seed)), replay, state)
+
+
+def _signs(discount: float, num_rows: Int[Array, ""], replay: Replay, state: AgentState) -> Signs:
+    policy, bounds = state.policy, state.policy.bounds
+    networks = (state.world.members, state.world.terminator, policy.actor, policy.critics, policy.target_critics)
+    parameters = jax.tree.leaves((networks, policy.log_temperature))
+    mean, used = state.world.obs_normalizer.mean[None], jnp.arange(replay.rows.reward.shape[0]) < num_rows
+    real = jnp.max(jnp.where(used[:, None], jnp.abs(replay.rows.obs - mean), 0.0), axis=0)
+    visited = jnp.arange(state.ring.obs.shape[0]) < state.ring.size
+    imagined = jnp.max(jnp.where(visited[:, None], jnp.abs(state.ring.obs - mean), 0.0), axis=0)
+    reward = jnp.max(jnp.where(used, jnp.abs(replay.rows.reward), 0.0))
+    return Signs(
+        parameter=jnp.max(jnp.stack([jnp.max(jnp.abs(x)) for x in parameters])),
+        observation=jnp.max(imagined / jnp.maximum(real, _SMALLEST_RANGE)),
+        value=jnp.maximum(jnp.abs(bounds.low), jnp.abs(bounds.high)) * (1.0 - discount) / jnp.maximum(reward, 1.0),
+    )
+
+
+@program(donate="none")
+def choose(inputs: tuple[Bool[Array, " seed"], AgentState], otherwise: AgentState) -> AgentState:
+    """Each seed's state from the first record where the flag is set, else from the second."""
+    flags, first = inputs
+
+    def one_seed(flag: Bool[Array, ""], new: AgentState, old: AgentState) -> AgentState:
+        return jax.tree.map(lambda x, y: jnp.where(flag, x, y), new, old)
+
+    return over_seeds(jax.vmap(one_seed), flags, first, otherwise)

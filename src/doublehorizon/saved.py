@@ -1,0 +1,216 @@
+"""Reads checkpoints back. Whatever a file holds, it is either what was written or is told to be damaged."""
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load
+
+from doublehorizon import __version__, chunks
+from doublehorizon.checkpoints import FORMAT, canonical, machine, state_names, steps_kept
+from doublehorizon.chunks import DamageError
+from doublehorizon.config import Config, steps_per_iteration
+from doublehorizon.devices import Devices, find_devices, place
+from doublehorizon.durable import digest
+from doublehorizon.envs.make import EnvSpec
+from doublehorizon.errors import UserError
+from doublehorizon.policy import NumpyPolicy, from_arrays
+from doublehorizon.progress import Archived, Knowledge, Pending, Progress, blank_seed, capacity_for
+from doublehorizon.records import from_json
+from doublehorizon.replay import Replay
+from doublehorizon.seats import Episode, SeatId
+
+_WRONG = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, UserError)
+_SAME = ("obs_size", "act_size", "time_limit", "action_repeat", "action_low", "action_high")
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint whose files are whole, not yet put together."""
+
+    path: Path
+    config: Config
+    env: dict[str, Any]
+    seeds: list[int]
+    goal: int
+    about: dict[str, Any]
+    arrays: dict[str, np.ndarray]
+    rows: chunks.Rows
+
+
+def read_newest(folder: Path) -> tuple[Saved, list[str]]:
+    """The newest checkpoint of a run that is whole, and a line about each newer one that is not."""
+    problems: list[str] = []
+    steps = steps_kept(folder)
+    for step in reversed(steps):
+        try:
+            return _read(folder, step), problems
+        except DamageError as problem:
+            problems.append(f"the checkpoint at step {step} cannot be used: {problem}")
+    if not steps:
+        raise UserError(
+            f"{folder} holds no checkpoint. Give the folder of a run, or one that save() wrote; a run that was stopped "
+            "before its first checkpoint is started again with train."
+        )
+    raise UserError(f"{folder} holds no checkpoint that is whole; {problems[0]}.")
+
+
+def restore(
+    saved: Saved, spec: EnvSpec, devices: Devices | None = None, knowledge: Knowledge | None = None
+) -> tuple[Progress, list[str]]:
+    """The run as it stood, for an environment with the same spaces, and what is not as it was then."""
+    knowledge = knowledge or Knowledge()
+    devices = devices or find_devices(None, len(saved.seeds))
+    _check_environment(saved, spec, knowledge)
+    spec = replace(spec, termination=saved.env["termination"])  # a rule that was found wrong stays given up
+    try:
+        progress = _assembled(saved, spec, devices, knowledge)
+    except _WRONG as problem:
+        raise UserError(f"{saved.path} does not fit together: {problem}") from problem
+    now, then = machine(devices), saved.about["machine"]
+    changes = [f"{name} {then.get(name)} is now {now[name]}" for name in now if then.get(name) != now[name]]
+    notes = [f"the run goes on, but not bit for bit as it would have: {', '.join(changes)}"] if changes else []
+    return progress, notes
+
+
+def _read(folder: Path, step: int) -> Saved:
+    path = folder / "checkpoints" / str(step)
+    about = _read_about(path)
+    try:
+        content = (path / "state.safetensors").read_bytes()
+        if digest(content) != about["state"]:
+            raise DamageError("its state.safetensors is damaged")
+        config = from_json(about["config"])
+        steps = steps_per_iteration(config, about["env"]["time_limit"])
+        stored = about["prior_rows"] + about["iteration"] * steps
+        archived = Archived(about["replay"]["rows"], about["replay"]["digest"])
+        if stored != archived.rows or about["iteration"] * steps * about["env"]["action_repeat"] != step:
+            raise DamageError("its numbers contradict each other")
+        most = about["prior_rows"] + max(1, config.loop.replay_capacity // steps) * steps
+        rows = chunks.read(folder / "replay", archived, min(stored, most))
+        seeds, goal = [int(seed) for seed in about["seeds"]], int(about["goal"])
+        return Saved(path, config, dict(about["env"]), seeds, goal, about, load(content), rows)
+    except (OSError, SafetensorError, *_WRONG) as problem:
+        raise DamageError(str(problem)) from problem
+
+
+def _read_about(path: Path) -> dict[str, Any]:
+    try:
+        sealed = json.loads((path / "checkpoint.json").read_bytes())
+        about = sealed["checkpoint"]
+        whole = digest(canonical(about)) == sealed["digest"]
+        found, version = about["format"], about["version"]
+    except (OSError, RecursionError, *_WRONG) as problem:
+        raise DamageError(f"its checkpoint.json cannot be read ({problem})") from problem
+    if not whole:
+        raise DamageError("its checkpoint.json is damaged")
+    if found != FORMAT:
+        raise UserError(
+            f"{path} was written by doublehorizon {version} in the format {found!r}, but this is {__version__}, which "
+            f"reads {FORMAT!r}. Install that version to go on with it."
+        )
+    return about
+
+
+def _check_environment(saved: Saved, spec: EnvSpec, knowledge: Knowledge) -> None:
+    now = json.loads(json.dumps(spec.facts()))
+    for name in _SAME:
+        if saved.env.get(name) != now[name]:
+            raise UserError(
+                f"{saved.path} was trained with {name} {saved.env.get(name)}, but {spec.name} has {now[name]}."
+            )
+    for what, then, is_given in (
+        ("termination_rule", saved.env.get("termination") == "known", spec.terminates is not None),
+        ("reward", "reward" in saved.about.get("given", []), knowledge.reward is not None),
+    ):
+        if then and not is_given:
+            raise UserError(
+                f"{saved.path} was trained with a {what} of its own: pass it again, load(path, {what}=...) or "
+                f"--{what.replace('_', '-')} module:function."
+            )
+
+
+def _assembled(saved: Saved, spec: EnvSpec, devices: Devices, knowledge: Knowledge) -> Progress:
+    about, config, arrays = saved.about, saved.config, saved.arrays
+    capacity = capacity_for(config, spec, saved.goal, about["prior_rows"])
+    blank = blank_seed(config, spec, knowledge, capacity)
+    numbers = jax.ShapeDtypeStruct((len(saved.seeds),), jnp.int32)
+    state, replay = eqx.filter_eval_shape(jax.vmap(blank), numbers)
+    progress = Progress(
+        config,
+        spec,
+        saved.seeds,
+        devices,
+        place(devices, _filled(state, arrays)),
+        place(devices, _replay(replay, saved.rows, int(about["replay"]["rows"]))),
+        knowledge,
+        prior_rows=int(about["prior_rows"]),
+        iteration=int(about["iteration"]),
+        seconds=float(about["seconds"]),
+        returns={int(step): {int(k): float(v) for k, v in row.items()} for step, row in about["returns"].items()},
+        pending={int(step): _pending(saved, step, test) for step, test in about["pending"].items()},
+        episodes=dict(_episode(saved, spec, *entry) for entry in about["episodes"]),
+        log_sizes={str(name): int(size) for name, size in about["logs"].items()},
+        archived=Archived(about["replay"]["rows"], about["replay"]["digest"]),
+        given=[str(name) for name in about["given"]],
+        goal=saved.goal,
+    )
+    if about["learnt"]:
+        progress.policies = progress.fetch_policies()
+    return progress
+
+
+def _filled(shapes: Any, arrays: dict[str, np.ndarray]) -> Any:
+    """A record with these shapes, from arrays by name."""
+    leaves, structure = jax.tree.flatten(shapes)
+    found = []
+    for name, leaf in zip(state_names(shapes), leaves, strict=True):
+        stored = arrays[f"agent{name}"]
+        is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        data = jax.eval_shape(jr.key_data, leaf) if is_key else leaf
+        if stored.shape != data.shape or stored.dtype != data.dtype:
+            raise ValueError(f"{name} is {stored.dtype}{stored.shape}, not {data.dtype}{data.shape}")
+        found.append(jr.wrap_key_data(jnp.asarray(stored)) if is_key else stored)
+    return jax.tree.unflatten(structure, found)
+
+
+def _replay(shapes: Replay, rows: chunks.Rows, num_stored: int) -> Replay:
+    """The rows where they stood in the ring: number `i` at `i` modulo its length."""
+    capacity, groups = shapes.rows.reward.shape[1], shapes.held_out.shape[1]
+
+    def ring(path: tuple, shape: jax.ShapeDtypeStruct) -> np.ndarray:
+        name = path[-1].name
+        if name == "position":
+            return np.full(shape.shape, num_stored % capacity, shape.dtype)
+        stored = num_stored * groups // capacity if name == "held_out" else num_stored
+        full = np.zeros(shape.shape, shape.dtype)
+        if stored:
+            kept = rows[name][:, -full.shape[1] :]
+            if kept.shape[0] != full.shape[0] or kept.shape[2:] != full.shape[2:] or kept.dtype != full.dtype:
+                raise ValueError(f"the replay's {name} is {kept.dtype}{kept.shape}, not {full.dtype}{full.shape}")
+            full[:, np.arange(stored - kept.shape[1], stored) % full.shape[1]] = kept
+        return full
+
+    return jax.tree.map_with_path(ring, shapes)
+
+
+def _pending(saved: Saved, step: str, test: dict[str, Any]) -> Pending:
+    def policy(k: int) -> NumpyPolicy:
+        prefix = f"pending/{step}/{k}/"
+        return from_arrays({name[len(prefix) :]: x for name, x in saved.arrays.items() if name.startswith(prefix)})
+
+    return Pending([policy(k) for k in range(len(saved.seeds))] if test["learnt"] else None, float(test["seconds"]))
+
+
+def _episode(saved: Saved, spec: EnvSpec, seed: int, place: int, reset_seed: int) -> tuple[SeatId, Episode]:
+    actions, obs = (saved.arrays[f"episode/{seed}/{place}/{part}"] for part in ("actions", "obs"))
+    if actions.ndim != 2 or actions.shape[1] != spec.act_size or obs.shape != (spec.obs_size,):
+        raise ValueError(f"the episode of seed {seed} has actions {actions.shape} and ends in {obs.shape}")
+    return (int(seed), int(place)), Episode(int(reset_seed), actions, obs)
