@@ -1,9 +1,11 @@
 """Mean and scale of observations and of the model's targets."""
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+_BLOCK = 4096  # rows summed at once
 _MIN_VARIANCE = 1e-8  # a constant dimension is divided by 1e-4, not by zero
 
 
@@ -27,11 +29,18 @@ def identity(size: int) -> Normalizer:
 
 def fit_normalizer(x: Float[Array, "rows size"], num_rows: Int[Array, ""]) -> Normalizer:
     """Statistics of the first `num_rows` rows: population variance, in two passes so that float32 suffices."""
-    used = (jnp.arange(x.shape[0]) < num_rows)[:, None]
     count = num_rows.astype(x.dtype)
-    mean = jnp.sum(jnp.where(used, x, 0.0), axis=0) / count
-    variance = jnp.sum(jnp.where(used, jnp.square(x - mean[None]), 0.0), axis=0) / count
+    mean = _sum(x, num_rows) / count
+    variance = _sum(jnp.square(x - mean[None]), num_rows) / count
     return Normalizer(mean, jnp.sqrt(jnp.maximum(variance, _MIN_VARIANCE)))
+
+
+def _sum(x: Float[Array, "rows size"], num_rows: Int[Array, ""]) -> Float[Array, " size"]:
+    """Over the first rows, block by block: rounding does not depend on how many unused rows follow."""
+    used = (jnp.arange(x.shape[0]) < num_rows)[:, None]
+    blocks = jnp.pad(jnp.where(used, x, 0.0), ((0, -x.shape[0] % _BLOCK), (0, 0))).reshape(-1, _BLOCK, x.shape[1])
+    total, _ = jax.lax.scan(lambda sum, block: (sum + jnp.sum(block, axis=0), None), jnp.zeros(x.shape[1]), blocks)
+    return total
 
 
 def _along(statistic: Float[Array, " size"], x: Float[Array, "*lead size"]) -> Float[Array, "*ones size"]:

@@ -3,7 +3,7 @@
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import equinox as eqx
 import jax
@@ -19,7 +19,7 @@ from doublehorizon.chunks import DamageError
 from doublehorizon.config import Config, steps_per_iteration
 from doublehorizon.devices import Devices, find_devices, place
 from doublehorizon.durable import digest
-from doublehorizon.envs.make import EnvSpec
+from doublehorizon.envs.make import EnvSpec, Termination
 from doublehorizon.errors import UserError
 from doublehorizon.policy import NumpyPolicy, from_arrays
 from doublehorizon.progress import Archived, Knowledge, Pending, Progress, blank_seed, capacity_for
@@ -27,7 +27,7 @@ from doublehorizon.records import from_json
 from doublehorizon.replay import Replay
 from doublehorizon.seats import Episode, SeatId
 
-_WRONG = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, UserError)
+_WRONG = (LookupError, TypeError, ValueError, AttributeError, OverflowError, MemoryError, UserError)
 _SAME = ("obs_size", "act_size", "time_limit", "action_repeat", "action_low", "action_high")
 
 
@@ -40,6 +40,8 @@ class Saved:
     env: dict[str, Any]
     seeds: list[int]
     goal: int
+    given: list[str]
+    machine: dict[str, Any]
     about: dict[str, Any]
     arrays: dict[str, np.ndarray]
     rows: chunks.Rows
@@ -69,12 +71,12 @@ def restore(
     knowledge = knowledge or Knowledge()
     devices = devices or find_devices(None, len(saved.seeds))
     _check_environment(saved, spec, knowledge)
-    spec = replace(spec, termination=saved.env["termination"])  # a rule that was found wrong stays given up
     try:
+        spec = replace(spec, termination=saved.env["termination"])  # a rule that was found wrong stays given up
         progress = _assembled(saved, spec, devices, knowledge)
     except _WRONG as problem:
-        raise UserError(f"{saved.path} does not fit together: {problem}") from problem
-    now, then = machine(devices), saved.about["machine"]
+        raise UserError(f"{saved.path} does not fit together: {_line(problem)}") from problem
+    now, then = machine(devices), saved.machine
     changes = [f"{name} {then.get(name)} is now {now[name]}" for name in now if then.get(name) != now[name]]
     notes = [f"the run goes on, but not bit for bit as it would have: {', '.join(changes)}"] if changes else []
     return progress, notes
@@ -96,9 +98,18 @@ def _read(folder: Path, step: int) -> Saved:
         most = about["prior_rows"] + max(1, config.loop.replay_capacity // steps) * steps
         rows = chunks.read(folder / "replay", archived, min(stored, most))
         seeds, goal = [int(seed) for seed in about["seeds"]], int(about["goal"])
-        return Saved(path, config, dict(about["env"]), seeds, goal, about, load(content), rows)
+        if about["env"]["termination"] not in get_args(Termination):
+            raise DamageError(f"its termination is {about['env']['termination']!r}")
+        if not seeds or seeds != list(range(seeds[0], seeds[0] + len(seeds))):
+            raise DamageError(f"its seeds are {seeds}")
+        given, computer = [str(name) for name in about["given"]], dict(about["machine"])
+        return Saved(path, config, dict(about["env"]), seeds, goal, given, computer, about, load(content), rows)
     except (OSError, SafetensorError, *_WRONG) as problem:
-        raise DamageError(str(problem)) from problem
+        raise DamageError(_line(problem)) from problem
+
+
+def _line(problem: BaseException) -> str:
+    return (str(problem).strip() or type(problem).__name__).splitlines()[0]
 
 
 def _read_about(path: Path) -> dict[str, Any]:
@@ -108,7 +119,7 @@ def _read_about(path: Path) -> dict[str, Any]:
         whole = digest(canonical(about)) == sealed["digest"]
         found, version = about["format"], about["version"]
     except (OSError, RecursionError, *_WRONG) as problem:
-        raise DamageError(f"its checkpoint.json cannot be read ({problem})") from problem
+        raise DamageError(f"its checkpoint.json cannot be read ({_line(problem)})") from problem
     if not whole:
         raise DamageError("its checkpoint.json is damaged")
     if found != FORMAT:
@@ -128,7 +139,7 @@ def _check_environment(saved: Saved, spec: EnvSpec, knowledge: Knowledge) -> Non
             )
     for what, then, is_given in (
         ("termination_rule", saved.env.get("termination") == "known", spec.terminates is not None),
-        ("reward", "reward" in saved.about.get("given", []), knowledge.reward is not None),
+        ("reward", "reward" in saved.given, knowledge.reward is not None),
     ):
         if then and not is_given:
             raise UserError(
@@ -159,7 +170,7 @@ def _assembled(saved: Saved, spec: EnvSpec, devices: Devices, knowledge: Knowled
         episodes=dict(_episode(saved, spec, *entry) for entry in about["episodes"]),
         log_sizes={str(name): int(size) for name, size in about["logs"].items()},
         archived=Archived(about["replay"]["rows"], about["replay"]["digest"]),
-        given=[str(name) for name in about["given"]],
+        given=saved.given,
         goal=saved.goal,
     )
     if about["learnt"]:
@@ -185,12 +196,12 @@ def _replay(shapes: Replay, rows: chunks.Rows, num_stored: int) -> Replay:
     """The rows where they stood in the ring: number `i` at `i` modulo its length."""
     capacity, groups = shapes.rows.reward.shape[1], shapes.held_out.shape[1]
 
-    def ring(path: tuple, shape: jax.ShapeDtypeStruct) -> np.ndarray:
+    def ring(path: tuple, shape: Any) -> np.ndarray:
         name = path[-1].name
         if name == "position":
             return np.full(shape.shape, num_stored % capacity, shape.dtype)
         stored = num_stored * groups // capacity if name == "held_out" else num_stored
-        full = np.zeros(shape.shape, shape.dtype)
+        full: Any = np.zeros(shape.shape, shape.dtype)
         if stored:
             kept = rows[name][:, -full.shape[1] :]
             if kept.shape[0] != full.shape[0] or kept.shape[2:] != full.shape[2:] or kept.dtype != full.dtype:
