@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 
 import doublehorizon as dh
 from doublehorizon import checkpoints, chunks, durable
+from doublehorizon.analysis.curves import task_of
+from doublehorizon.cli.resume import _is_deterministic
 from doublehorizon.config import LoopConfig
 from doublehorizon.errors import RunError
 from doublehorizon.progress import Archived
@@ -226,6 +228,37 @@ def _same_json(path: Path, whole: bytes) -> bool:
         return path.suffix == ".json" and json.loads(path.read_bytes()) == json.loads(whole)
     except ValueError:
         return False
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=60) | st.sampled_from([b"[" * 100_000, b'{"config": 3}', b'{"env": []}', b"null"]))
+def test_a_damaged_config_is_no_traceback(run, content):
+    # what is needed to go on is in the checkpoints: config.json is for people and for plots
+    path = run / "config.json"
+    whole = path.read_bytes()
+    try:
+        path.write_bytes(content)
+        assert not _is_deterministic(run)
+        assert task_of(run) is None or isinstance(task_of(run), str)
+        assert read_newest(run)[0].path.name == "100"
+    finally:
+        path.write_bytes(whole)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 10**6), st.binary(min_size=1, max_size=40))
+def test_a_damaged_policy_is_refused_or_a_policy(run, place, noise):
+    path = run / "policy" / "seed0.safetensors"
+    whole = path.read_bytes()
+    at = place % len(whole)
+    try:
+        path.write_bytes(whole[:at] + noise + whole[at + len(noise) :])
+        action, _ = dh.load_policy(path).predict(np.zeros(3, np.float32))
+        assert action.shape == (1,)
+    except dh.UserError as problem:
+        assert "\n" not in str(problem)
+    finally:
+        path.write_bytes(whole)
 
 
 values = st.recursive(

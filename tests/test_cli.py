@@ -53,6 +53,9 @@ def test_any_number_can_be_set_on_the_command_line(run_folder):
         (["train", "Pendulum-v1", "--preset", "fast"], "quick"),
         (["train", "Pendulum-v1", "--policy.batch-size", "100"], "multiple of model.members"),
         (["trian", "Pendulum-v1"], "train"),
+        (["resume", "nowhere"], "nowhere is no folder"),
+        (["resume", "."], "holds no checkpoint"),
+        (["train", "Pendulum-v1", "--checkpoint-every", "0"], "--checkpoint-every is 0"),
         (["compare", "nowhere", "--reference", "nowhere"], "nowhere"),
     ],
 )

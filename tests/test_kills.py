@@ -33,21 +33,30 @@ MOMENTS = ["collecting", "fitting", "improving", "testing", "writing state", "wr
 SIZES = """--preset quick --device cpu --model.members 2 --model.width 16 --critic.width 16 --policy.width 16
     --policy.batch-size 8 --policy.refresh-every 4 --policy.ring-capacity 120 --policy.states-per-refresh 40
     --horizons.distribution 4 --fit.batch-size 16 --fit.base-epochs 2 --loop.steps-per-iteration 20
-    --loop.seed-iterations 2 --loop.evaluate-every 1 --loop.evaluation-episodes 1 --checkpoint-every 1""".split()
+    --loop.seed-iterations 2 --loop.evaluate-every 1 --loop.evaluation-episodes 1 --checkpoint-every 1"""
 
 
-def start(*arguments: str) -> subprocess.Popen:
+def start(*arguments: str, most_bytes: int | None = None) -> subprocess.Popen:
+    """The command; it cannot write files with more than so many bytes."""
     quick = {
         "JAX_COMPILATION_CACHE_DIR": os.environ.get("JAX_COMPILATION_CACHE_DIR", os.path.abspath(".jax_cache")),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
     }
     command = [sys.executable, "-c", ANNOUNCED, *arguments]
+    if most_bytes is not None:
+        command = ["prlimit", f"--fsize={most_bytes}", *command]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | quick)
 
 
+def finish(process: subprocess.Popen) -> tuple[int, list[str]]:
+    """Its status, and what it said."""
+    _, words = process.communicate(timeout=300)
+    return process.returncode, [line for line in words.splitlines() if not line.startswith("doing")]
+
+
 def train(folder: Path, seeds: int, steps: int) -> list[str]:
-    return ["train", "Pendulum-v1", *SIZES, "--seeds", str(seeds), "--steps", str(steps), "--out", str(folder)]
+    return ["train", "Pendulum-v1", *SIZES.split(), "--seeds", str(seeds), "--steps", str(steps), "--out", str(folder)]
 
 
 def kill_at(process: subprocess.Popen, moment: str, delay: float) -> bool:
@@ -64,9 +73,8 @@ def kill_at(process: subprocess.Popen, moment: str, delay: float) -> bool:
 
 def survive(tmp_path: Path, seeds: int, steps: int, kills: int) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    process = start(*train(whole, seeds, steps))
-    _, words = process.communicate(timeout=300)
-    assert process.returncode == 0, words[-2000:]
+    status, words = finish(start(*train(whole, seeds, steps)))
+    assert status == 0, words
     chance, survived = random.Random(seeds), 0
     while survived < kills:
         begun = (killed / "checkpoints" / "0").exists() or (killed / "eval.csv").exists()
@@ -74,9 +82,8 @@ def survive(tmp_path: Path, seeds: int, steps: int, kills: int) -> None:
         moment = MOMENTS[survived % len(MOMENTS)]
         assert kill_at(process, moment, chance.uniform(0, 0.1)), f"the run ended before {kills} kills"
         survived += 1
-    process = start("resume", str(killed))
-    _, words = process.communicate(timeout=300)
-    assert process.returncode == 0, words[-2000:]
+    status, words = finish(start("resume", str(killed)))
+    assert status == 0, words
     same_end(whole, killed)
     policies = [folder / "policy" / f"seed{k}.safetensors" for folder in (whole, killed) for k in range(seeds)]
     for one, other in zip(policies[:seeds], policies[seeds:], strict=True):
@@ -104,11 +111,23 @@ def test_a_signal_saves_and_says_how_to_go_on(tmp_path, number):
         if seen == 3:
             break
     process.send_signal(number)
-    _, words = process.communicate(timeout=60)
-    assert process.returncode == 128 + number
-    last = [line for line in words.splitlines() if not line.startswith("doing")][-1]
+    status, words = finish(process)
+    assert status == 128 + number
     step = max(int(path.name) for path in (folder / "checkpoints").iterdir())
-    assert last == (
+    assert words[-1] == (
         f"doublehorizon: stopped. The run is saved up to step {step}; go on with: doublehorizon resume {folder}"
     )
     assert step >= 60
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_told_and_the_checkpoint_before_is_intact(tmp_path):
+    folder = tmp_path / "run"
+    assert finish(start(*train(folder, 1, 60)))[0] == 0
+    before = {path: path.read_bytes() for path in folder.rglob("*.safetensors")}
+    status, words = finish(start("resume", str(folder), "--steps", "120", most_bytes=20_000))
+    assert status == 1
+    assert f"{folder} cannot be written: File too large. What was saved there before is intact." in words[-1]
+    assert f"doublehorizon resume {folder}" in words[-1]
+    assert all(path.read_bytes() == content for path, content in before.items())
+    assert finish(start("resume", str(folder), "--steps", "120"))[0] == 0

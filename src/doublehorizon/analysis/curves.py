@@ -67,7 +67,7 @@ def task_of(run: Path) -> str | None:
     """The task a run folder was trained on, as published files name it: `paper/Hopper` is `Hopper`."""
     try:
         name = json.loads((run / "config.json").read_text())["env"]["name"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     return str(name).rsplit("/", 1)[-1]
 
