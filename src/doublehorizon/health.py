@@ -65,7 +65,8 @@ def measure(inputs: tuple[float, Int[Array, ""], Replay], state: AgentState) -> 
 
 def _signs(discount: float, num_rows: Int[Array, ""], replay: Replay, state: AgentState) -> Signs:
     policy, bounds = state.policy, state.policy.bounds
-    networks = (state.world.members, state.world.terminator, policy.actor, policy.critics, policy.target_critics)
+    ends = None if state.world.terminator is None else state.world.terminator.members
+    networks = (state.world.members, ends, policy.actor, policy.critics, policy.target_critics)
     parameters = jax.tree.leaves((networks, policy.log_temperature))
     mean, used = state.world.obs_normalizer.mean[None], jnp.arange(replay.rows.reward.shape[0]) < num_rows
     real = jnp.max(jnp.where(used[:, None], jnp.abs(replay.rows.obs - mean), 0.0), axis=0)
