@@ -247,14 +247,14 @@ def test_a_damaged_config_is_no_traceback(run, content):
 
 @settings(max_examples=200, deadline=None)
 @given(st.integers(0, 10**6), st.binary(min_size=1, max_size=40))
-def test_a_damaged_policy_is_refused_or_a_policy(run, place, noise):
+def test_a_damaged_policy_is_refused(run, place, noise):
     path = run / "policy" / "seed0.safetensors"
     whole = path.read_bytes()
     at = place % len(whole)
     try:
         path.write_bytes(whole[:at] + noise + whole[at + len(noise) :])
-        action, _ = dh.load_policy(path).predict(np.zeros(3, np.float32))
-        assert action.shape == (1,)
+        dh.load_policy(path)
+        assert path.read_bytes() == whole
     except dh.UserError as problem:
         assert "\n" not in str(problem)
     finally:

@@ -13,7 +13,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from doublehorizon.durable import write_file
+from doublehorizon.durable import digest, write_file
 from doublehorizon.errors import UserError
 from doublehorizon.scaling import to_own_units
 
@@ -69,7 +69,8 @@ class NumpyPolicy:
 
     def save(self, path: str | Path) -> None:
         """Writes the policy to one file."""
-        write_file(Path(path), save(self.arrays(), {"format": _FORMAT}))
+        arrays = self.arrays()
+        write_file(Path(path), save(arrays, {"format": _FORMAT, "digest": _digest(arrays)}))
 
     def arrays(self) -> dict[str, np.ndarray]:
         """All its numbers, by name; `from_arrays` is the inverse."""
@@ -89,16 +90,23 @@ def load_policy(path: str | Path) -> NumpyPolicy:
         path = _best_of(path)
     try:
         with safe_open(path, framework="numpy") as file:
-            found = (file.metadata() or {}).get("format")
-            if found != _FORMAT:
-                raise UserError(f"{path} is of the format {found!r}, but {_FORMAT!r} is needed.")
+            about = file.metadata() or {}
+            if about.get("format") != _FORMAT:
+                raise UserError(f"{path} is of the format {about.get('format')!r}, but {_FORMAT!r} is needed.")
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
     except (OSError, SafetensorError) as problem:
         raise UserError(f"{path} cannot be read as a policy: {problem}.") from problem
+    if _digest(arrays) != about.get("digest"):
+        raise UserError(f"{path} is damaged: its numbers are not those that were saved.")
     try:
         return from_arrays(arrays)
     except ValueError as problem:
         raise UserError(f"{path} cannot be read as a policy: {problem}.") from problem
+
+
+def _digest(arrays: dict[str, np.ndarray]) -> str:
+    parts = [f"{name}{x.dtype}{x.shape}".encode() + x.tobytes() for name, x in sorted(arrays.items())]
+    return digest(b"".join(parts))
 
 
 def from_arrays(arrays: dict[str, np.ndarray]) -> NumpyPolicy:

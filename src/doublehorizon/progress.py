@@ -23,6 +23,8 @@ from doublehorizon.seats import Batch, Episode, SeatId
 from doublehorizon.signals import unstoppable
 from doublehorizon.types import Task, Transition
 
+_FEWEST_ITERATIONS = 8  # for which a replay has room
+
 
 @dataclass(frozen=True)
 class Knowledge:
@@ -254,19 +256,18 @@ def prior_batch(progress: Progress) -> Batch:
 
 
 def capacity_for(config: Config, spec: EnvSpec, total_steps: int, prior_rows: int) -> int:
-    """Rows of the replay: what the run will collect, at most the configured number, whole iterations in any case; and
-    what was recorded before."""
+    """Rows of the replay: what was recorded before, and what the run will collect, in a power of two of iterations (as
+    each size is compiled anew), but no more than the configured number."""
     steps = steps_per_iteration(config, spec.time_limit)
     iterations = -(-total_steps // (steps * spec.action_repeat))
-    return prior_rows + max(1, min(iterations, config.loop.replay_capacity // steps)) * steps
+    room = max(_FEWEST_ITERATIONS, 1 << (iterations - 1).bit_length())
+    return prior_rows + max(1, min(room, config.loop.replay_capacity // steps)) * steps
 
 
 def extend(progress: Progress, total_steps: int) -> None:
-    """Makes room for more steps in a replay that was sized for fewer: twice as much at least, as each new size is
-    compiled anew."""
-    held, config, spec, prior = progress.capacity, progress.config, progress.spec, progress.prior_rows
-    if capacity_for(config, spec, total_steps, prior) > held:
-        capacity = capacity_for(config, spec, max(total_steps, 2 * held * spec.action_repeat), prior)
+    """Makes room for more steps in a replay that was sized for fewer."""
+    capacity = capacity_for(progress.config, progress.spec, total_steps, progress.prior_rows)
+    if capacity > progress.capacity:
         num_rows = jnp.asarray(progress.num_rows, jnp.int32)
         progress.replay = jax.vmap(lambda replay: replays.grow(replay, capacity, num_rows))(progress.replay)
         progress.programs = None

@@ -3,6 +3,7 @@
 
 import difflib
 import importlib
+import inspect
 import os
 import re
 import sys
@@ -70,10 +71,11 @@ def factory(env: EnvLike, loop: LoopConfig | None = None) -> Callable[[], gym.En
     )
 
 
-def make(name: str, loop: LoopConfig | None = None) -> gym.Env:
-    """Makes an environment from its name: a Gymnasium id, a task of the control suite, or `module:function`."""
+def make(name: str, loop: LoopConfig | None = None, render_mode: str | None = None) -> gym.Env:
+    """Makes an environment from its name: a Gymnasium id, a task of the control suite, or `module:function`, which is
+    given `render_mode` if there is one and it takes it."""
     paper.register()
-    found = _from_module(name)
+    found = _from_module(name, render_mode)
     if found is not None:
         return found
     loop = loop or LoopConfig()
@@ -81,7 +83,7 @@ def make(name: str, loop: LoopConfig | None = None) -> gym.Env:
     repeat = loop.action_repeat or (1 if task is None else dmc.ACTION_REPEAT)
     max_steps = loop.time_limit and loop.time_limit * repeat
     if task is not None:
-        return dmc.ControlSuite(*task, max_steps)
+        return dmc.ControlSuite(*task, max_steps, render_mode)
     try:
         gym.spec(name)
     except gym.error.Error as problem:
@@ -90,17 +92,19 @@ def make(name: str, loop: LoopConfig | None = None) -> gym.Env:
         known = ", ".join(by_name[name] for name in near) or "Pendulum-v1, Hopper-v5, paper/HalfCheetah"
         raise UserError(f"there is no environment {name!r}. The nearest ids are: {known}.") from problem
     try:
-        return gym.make(name, max_episode_steps=max_steps, disable_env_checker=True)
+        return gym.make(name, max_episode_steps=max_steps, disable_env_checker=True, render_mode=render_mode)
     except gym.error.DependencyNotInstalled as problem:
         raise UserError(f"{name} needs a package that is not installed: {problem}") from problem
 
 
-def _from_module(name: str) -> gym.Env | None:
+def _from_module(name: str, render_mode: str | None) -> gym.Env | None:
     """What the function that `module:function` names returns. None where `name` is no such thing, but perhaps
     Gymnasium's own `module:Id-v0`."""
     if not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", name):
         return None
-    env = imported(name, "makes the environment, such as my_robot:make_env")()
+    make_it = imported(name, "makes the environment, such as my_robot:make_env")
+    takes = inspect.signature(make_it).parameters
+    env = make_it(render_mode=render_mode) if render_mode and "render_mode" in takes else make_it()
     if not isinstance(env, gym.Env):
         raise UserError(f"{name} returned a {type(env).__name__}, but it must return a gymnasium.Env.")
     return env

@@ -1,0 +1,97 @@
+"""A finished or running run, as those see it who do not train: its facts, its policies, its environment. No JAX."""
+
+import csv
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+
+from doublehorizon.config import Config
+from doublehorizon.envs.make import EnvSpec, Simulator, describe, make
+from doublehorizon.errors import UserError
+from doublehorizon.policy import NumpyPolicy, load_policy
+from doublehorizon.records import from_json
+
+
+@dataclass(frozen=True)
+class Run:
+    """What `config.json` says."""
+
+    folder: Path
+    name: str
+    env: dict[str, Any]
+    seeds: list[int]
+    steps: int
+    config: Config
+
+    def policies(self, seeds: list[int] | None = None) -> dict[int, NumpyPolicy]:
+        """Each seed's policy, or those of some seeds."""
+        wanted = seeds or self.seeds
+        unknown = [seed for seed in wanted if seed not in self.seeds]
+        if unknown:
+            raise UserError(f"{self.folder} has no seed {unknown[0]}. Its seeds: {', '.join(map(str, self.seeds))}.")
+        files = {seed: self.folder / "policy" / f"seed{seed}.safetensors" for seed in wanted}
+        missing = [file for file in files.values() if not file.exists()]
+        if missing:
+            raise UserError(f"{missing[0]} is not there: the run has not learnt a policy yet.")
+        return {seed: load_policy(file) for seed, file in files.items()}
+
+    def simulator(self, env: str | None = None, render_mode: str | None = None) -> Simulator:
+        """The run's environment, or the one that a user names: code is only imported if they do."""
+        if env is None and (":" in self.name or not self.env.get("registered")):
+            raise UserError(
+                f"{self.folder} was trained on {self.name!r}, which is not a registered id: name what makes it with "
+                "--env module:function."
+            )
+        made = make(env or self.name, self.config.loop, render_mode)
+        return Simulator(made, _same_sizes(self, describe(made, self.config, env or self.name)))
+
+    def evaluations(self) -> dict[int, dict[int, float]]:
+        """Test return by step and seed."""
+        found: dict[int, dict[int, float]] = {}
+        for row in read_rows(self.folder / "eval.csv"):
+            found.setdefault(int(row["step"]), {})[int(row["seed"])] = float(row["reward"])
+        return found
+
+
+def read_run(folder: Path) -> Run:
+    """Reads a run folder's `config.json`, or says what is wrong with it."""
+    path = folder / "config.json"
+    try:
+        about = json.loads(path.read_text())
+        env, seeds = dict(about["env"]), [int(seed) for seed in about["seeds"]]
+        steps = int(about.get("steps", 0))
+        return Run(folder, str(env["name"]), env, seeds, steps, from_json(about["config"]))
+    except OSError as problem:
+        raise UserError(f"{folder} is no run folder: {path.name} cannot be read ({problem.strerror}).") from problem
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as problem:
+        raise UserError(f"{path} is damaged: {type(problem).__name__} {problem}.") from problem
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """Rows of a log; the last one is left out if it is being written."""
+    try:
+        with path.open(newline="") as file:
+            rows = [row for row in csv.DictReader(file)]
+    except OSError as problem:
+        raise UserError(f"{path} cannot be read: {problem.strerror}.") from problem
+    return [row for row in rows if None not in row.values() and None not in row]
+
+
+def _same_sizes(run: Run, spec: EnvSpec) -> EnvSpec:
+    for name in ("obs_size", "act_size"):
+        if run.env.get(name) != getattr(spec, name):
+            raise UserError(
+                f"{run.folder} was trained with {name} {run.env.get(name)}, but {spec.name} has {getattr(spec, name)}."
+            )
+    return spec
+
+
+def rendered(env: gym.Env) -> Any:
+    """The picture of where an environment stands."""
+    picture = env.render()
+    if picture is None:
+        raise UserError(f"{env} draws no pictures: it must be made with render_mode 'rgb_array'.")
+    return picture
