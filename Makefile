@@ -13,7 +13,7 @@ quickstart: .venv/.installed
 	@echo "  $(BIN)/doublehorizon train --help                         # every number of the algorithm can be set"
 
 test: .venv/.dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-all: .venv/.dev
 	$(BIN)/python -m pytest -m "slow or not slow"

@@ -411,6 +411,120 @@ def test_an_environment_object_goes_on_from_its_episode(tmp_path):
     np.testing.assert_array_equal(model.policies[0].weights[0], other.policies[0].weights[0])
 
 
+def test_an_agent_that_was_overtaken_does_not_undo_the_run(copy):
+    stale = dh.DHMBPO.load(copy)
+    dh.DHMBPO.load(copy).resume(copy, 140)
+    before = (copy / "progress.csv").read_text()
+    with pytest.raises(dh.UserError, match="has gone on to step 140, but this agent stands at step 100"):
+        stale.resume(copy, 120)
+    assert checkpoints.steps_kept(copy)[-1] == 140 and (copy / "progress.csv").read_text() == before
+
+
+def test_learning_elsewhere_in_between_leaves_the_logs_alone(copy):
+    before = (copy / "progress.csv").read_text()
+    model = dh.DHMBPO.load(copy).learn(20)
+    model.learn(20, out=copy)
+    assert (copy / "progress.csv").read_text().startswith(before)
+    assert checkpoints.steps_kept(copy)[-1] == 140
+
+
+def test_an_agent_saved_in_a_callback_is_exact(run, tmp_path):
+    model = dh.DHMBPO("Pendulum-v1", seeds=2, config=CONFIG)
+    model.learn(100, callback=lambda p: model.save(tmp_path / "agent") if p.step == 80 else None)
+    later = dh.DHMBPO.load(tmp_path / "agent").learn(20)
+    for a, b in zip(model.policies, later.policies, strict=True):
+        np.testing.assert_array_equal(a.weights[0], b.weights[0])
+
+
+def test_a_full_ring_loses_nothing_to_an_interrupt(tmp_path):
+    loop = LoopConfig(**{**EACH.__dict__, "checkpoint_every": 100, "replay_capacity": 60})
+    config = TINY.__class__(**{**CONFIG.__dict__, "loop": loop})
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    dh.DHMBPO("Pendulum-v1", seeds=2, config=config).learn(160, out=whole)
+    with pytest.raises(ZeroDivisionError):
+        model = dh.DHMBPO("Pendulum-v1", seeds=2, config=config)
+        model.learn(160, out=cut, callback=lambda progress: 1 // (progress.step < 120))
+    with pytest.raises(dh.UserError, match="stopped inside an iteration"):
+        model.learn(20)
+    dh.DHMBPO.load(cut).resume(cut)
+    same_end(whole, cut)
+
+
+def test_a_new_goal_is_remembered_at_once(copy):
+    with pytest.raises(ZeroDivisionError):
+        dh.DHMBPO.load(copy).learn(60, out=copy, callback=lambda progress: 1 // 0)
+    assert dh.DHMBPO.load(copy)._progress.goal == 160  # type: ignore[union-attr]
+
+
+def test_a_run_is_not_given_what_it_did_not_have(copy):
+    with pytest.raises(dh.UserError, match="trained without a reward"):
+        dh.DHMBPO.load(copy, reward=lambda obs, act, next_obs: obs[..., 0])
+    with pytest.raises(dh.UserError, match="was not loaded from"):
+        dh.DHMBPO("Pendulum-v1", config=TINY).resume(copy)
+
+
+def test_without_its_config_a_run_goes_on_too(copy):
+    (copy / "config.json").unlink()
+    assert dh.DHMBPO.load(copy).resume(copy, 120).num_timesteps == 120
+
+
+def test_what_lies_in_the_way_of_an_agent_is_left_alone(run, tmp_path):
+    (tmp_path / "thesis.txt").write_text("years of work")
+    with pytest.raises(dh.UserError, match="is not empty"):
+        dh.DHMBPO.load(run).save(tmp_path)
+
+
+def test_a_log_that_cannot_be_read_is_told(copy):
+    (copy / "eval.csv").write_bytes(b"\xff" + (copy / "eval.csv").read_bytes()[1:])
+    with pytest.raises(dh.UserError, match=r"eval\.csv is damaged"):
+        dh.DHMBPO.load(copy).resume(copy, 120)
+    assert dh.DHMBPO.load(copy).num_timesteps == 100
+
+
+def test_a_disk_that_cannot_be_read_just_now_is_no_damage(copy, monkeypatch):
+    read = Path.read_bytes
+
+    def fail(path):
+        if path.name == "state.safetensors":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", fail)
+    with pytest.raises(dh.UserError, match=r"cannot be read: .*Input/output error"):
+        dh.DHMBPO.load(copy)
+    monkeypatch.undo()
+    assert dh.DHMBPO.load(copy).num_timesteps == 100
+
+
+def test_a_folder_is_never_gone_while_it_is_replaced(tmp_path, monkeypatch):
+    folder = tmp_path / "10"
+    durable.write_folder(folder, {"x": b"old"})
+    rename = Path.rename
+
+    def fail(path, target):
+        if path.name == "10.partial":
+            raise OSError(errno.ENOSPC, "full")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", fail)
+    with pytest.raises(OSError, match="full"):
+        durable.write_folder(folder, {"x": b"new"})
+    assert (folder / "x").read_bytes() == b"old"
+    monkeypatch.undo()
+    folder.rename(tmp_path / "10.before")  # as if the process had ended in between
+    assert (durable.present(folder) / "x").read_bytes() == b"old"
+    durable.write_folder(folder, {"x": b"new"})
+    assert [path.name for path in tmp_path.iterdir()] == ["10"] and (folder / "x").read_bytes() == b"new"
+
+
+def test_a_lock_is_no_link(copy, tmp_path):
+    (copy / ".lock").unlink()
+    (copy / ".lock").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(dh.UserError, match="is a link"):
+        dh.DHMBPO.load(copy).resume(copy, 120)
+    assert not (tmp_path / "elsewhere").exists()
+
+
 # -- the replay's pieces -----------------------------------------------------------------------------------
 
 

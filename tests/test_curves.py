@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from doublehorizon.analysis.curves import compare, find_curves, plot, read_curves, scores, task_of
+from doublehorizon.analysis.curves import compare, find_curves, read_curves, scores, task_of
+from doublehorizon.analysis.figures import plot
 from doublehorizon.errors import UserError
 
 

@@ -13,7 +13,7 @@ SPEC = describe(make("Pendulum-v1"))
 
 def recorded(num_steps: int) -> dict[str, np.ndarray]:
     """Random steps of Pendulum as a user would have logged them: actions in [-2, 2]."""
-    batch = Seat(Simulator(make("Pendulum-v1"), SPEC), seed=0).collect(None, 0, num_steps)
+    batch = Seat(Simulator(make("Pendulum-v1"), SPEC), seed=0).collect(0, None, num_steps).batch
     return batch | {"act": 2.0 * batch["act"]}
 
 

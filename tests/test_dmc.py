@@ -28,7 +28,7 @@ def test_random_returns_are_the_published_ones(name):
     spec = describe(env)
     assert (spec.obs_size, spec.act_size, spec.time_limit, spec.action_repeat) == (obs_size, act_size, 500, 2)
     assert spec.terminates is never and spec.rule is None
-    found = Seat(Simulator(env, spec), seed=0).evaluate(None, step=0, num_episodes=10)
+    found = Seat(Simulator(env, spec), seed=0).evaluate(0, None, num_episodes=10)
     assert abs(found - mean) < 3.5 * spread
 
 

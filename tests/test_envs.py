@@ -31,7 +31,7 @@ def test_random_returns_on_the_papers_tasks_are_the_published_ones(name):
     spec = describe(env)
     assert (spec.obs_size, spec.act_size, spec.time_limit) == (obs_size, act_size, 1000)
     seat = Seat(Simulator(env, spec), seed=0)
-    found = seat.evaluate(None, step=0, num_episodes=10)
+    found = seat.evaluate(0, None, num_episodes=10)
     assert abs(found - mean) < 3.5 * spread
 
 
@@ -67,7 +67,7 @@ def test_humanoid_moves_for_free_and_hopper_velocities_are_not_clipped():
 def test_known_rules_agree_with_the_environment(env_id):
     env = make(env_id)
     spec = describe(env)
-    batch = Seat(Simulator(env, spec), seed=1).collect(None, 0, 400)
+    batch = Seat(Simulator(env, spec), seed=1).collect(0, None, 400).batch
     assert spec.terminates is not None
     np.testing.assert_array_equal(spec.terminates(batch["next_obs"]), batch["terminated"] > 0)
     assert spec.termination == "known"

@@ -241,3 +241,12 @@ def test_workers_leave_with_their_crew():
 def test_neither_workers_nor_policies_import_jax():
     code = "import sys, doublehorizon, doublehorizon.workers, doublehorizon.policy; print('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"
+
+
+def test_workers_do_not_import_what_lies_in_the_working_directory(tmp_path, monkeypatch):
+    (tmp_path / "cloudpickle.py").write_text("raise SystemExit('a run folder is no place for code')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    with crew([0]) as workers:
+        assert workers.collect(None, 5)["obs"].shape == (1, 5, 3)
+        assert workers.pop_notes() == []

@@ -111,17 +111,15 @@ class DHMBPO:
         """
         if total_timesteps < 1:
             raise UserError(f"total_timesteps is {total_timesteps}, but at least 1 is needed.")
-        steps = steps_per_iteration(self.config, self.spec.time_limit) * self.spec.action_repeat
-        self._learn_to(self.num_timesteps + -(-total_timesteps // steps) * steps, out, callback, progress_bar)
+        self._learn_to(self.num_timesteps + self._rounded(total_timesteps), out, callback, progress_bar)
         return self
 
     def resume(self, run: str | Path, steps: int | None = None, *, progress_bar: bool = False) -> "DHMBPO":
         """Goes on in the run folder from which this agent was loaded, to as many simulator steps per seed in all as the
         run was started for, or to `steps`, rounded up to whole iterations."""
-        goal = self._progress.goal if self._progress is not None else 0
-        if steps is not None:
-            size = steps_per_iteration(self.config, self.spec.time_limit) * self.spec.action_repeat
-            goal = -(-steps // size) * size
+        if self._progress is None or self._folder != Path(run).resolve():
+            raise UserError(f"this agent was not loaded from {run}: DHMBPO.load({str(run)!r}).resume({str(run)!r}).")
+        goal = self._progress.goal if steps is None else self._rounded(steps)
         if goal < self.num_timesteps:
             raise UserError(f"the run stands at step {self.num_timesteps} already, but steps is {steps}.")
         self._learn_to(goal, run, progress_bar=progress_bar)
@@ -150,11 +148,16 @@ class DHMBPO:
             self._notes = []
             train(progress, crew, folder, view, callback)
 
+    def _rounded(self, steps: int) -> int:
+        """Simulator steps of as many whole iterations as contain so many."""
+        size = steps_per_iteration(self.config, self.spec.time_limit) * self.spec.action_repeat
+        return -(-steps // size) * size
+
     @contextmanager
     def _settled(self, folder: Path) -> Iterator[Path]:
         """The run folder, for this process alone: a new one, or the one in which this agent has been learning."""
         goes_on = self._folder == folder.resolve()
-        with folders.opened(folder, goes_on):
+        with folders.opened(folder, self.num_timesteps if goes_on else None):
             if not goes_on and self._progress is not None:  # what was learnt elsewhere is not in this folder
                 self._progress.log_sizes, self._progress.archived = {}, Archived()
             self._folder = folder.resolve()
@@ -168,7 +171,7 @@ class DHMBPO:
             )
         if self._progress is not None and not self._progress.whole:
             raise UserError("the last learn() was stopped inside an iteration. Load a saved agent, or start a new one.")
-        if "seed_policy" in self.given and self._knowledge.seed_policy is None and self._is_random:
+        if "seed_policy" in self.given and self._knowledge.seed_policy is None and self._needs_seed_policy:
             raise UserError("this run began with a seed_policy, which it still needs: pass it again.")
         if self.config.deterministic and self._devices[0].platform == "gpu" and not asked_for_determinism():
             raise UserError(
@@ -177,9 +180,11 @@ class DHMBPO:
             )
 
     @property
-    def _is_random(self) -> bool:
-        """Whether nothing was learnt yet."""
-        return self._progress is None or self._progress.policies is None
+    def _needs_seed_policy(self) -> bool:
+        """Whether nothing was learnt yet, or a test from then is still to be done."""
+        if self._progress is None or self._progress.policies is None:
+            return True
+        return any(test.policies is None for test in self._progress.pending.values())
 
     def _begun(self, goal: int) -> Progress:
         if self._progress is None:
@@ -228,6 +233,11 @@ class DHMBPO:
         return self._progress.policies
 
     @property
+    def run_folder(self) -> Path | None:
+        """Where this agent has been learning, or was loaded from."""
+        return self._folder
+
+    @property
     def num_timesteps(self) -> int:
         """Simulator steps so far, per seed."""
         return 0 if self._progress is None else self._progress.step
@@ -251,6 +261,8 @@ class DHMBPO:
         path = Path(path)
         if (path / "config.json").exists():
             raise UserError(f"{path} holds a run. Choose another folder for the agent.")
+        if path.exists() and not checkpoints.steps_kept(path) and (not path.is_dir() or any(path.iterdir())):
+            raise UserError(f"{path} is not empty and holds no agent. Choose another folder.")
         with using(self._devices):
             checkpoints.save_agent(self._progress, path)
 
@@ -291,7 +303,7 @@ class DHMBPO:
         with using(model._devices):
             model._progress, changes = restore(saved, model.spec, model._devices, model._knowledge)
         model._notes = problems + changes
-        model._folder = path.resolve() if (path / "config.json").exists() else None
+        model._folder = path.resolve()
         return model
 
     def _best(self) -> NumpyPolicy:

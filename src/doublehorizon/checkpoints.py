@@ -12,6 +12,7 @@ import platform
 import shutil
 import time
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +23,37 @@ import numpy as np
 from safetensors.numpy import save
 
 from doublehorizon import __version__, chunks
-from doublehorizon.config import steps_per_iteration
 from doublehorizon.devices import Devices
-from doublehorizon.durable import digest, remove_partial, replace_folder, told, write_file, write_folder
+from doublehorizon.durable import (
+    BEFORE,
+    digest,
+    present,
+    remove_partial,
+    replace_folder,
+    told,
+    write_file,
+    write_folder,
+)
 from doublehorizon.policy import NumpyPolicy
-from doublehorizon.progress import Archived, Progress, Snapshot
+from doublehorizon.progress import Archived, Progress, Snapshot, largest_capacity
 from doublehorizon.records import to_json
+from doublehorizon.signals import unstoppable
 
 FORMAT = "doublehorizon-checkpoint-1"
+_PACKAGES = ("doublehorizon", "jax", "jaxlib", "equinox", "optax", "numpy", "gymnasium", "mujoco", "dm_control")
 MOST_SHARE = 0.05  # of the time that may go into writing, unless a run is told how often to write
+
+
+class NoKeeper:
+    """In the place of a `Keeper`, for a run without a folder."""
+
+    def keep_first(self, snapshot: Snapshot) -> None: ...
+
+    def keep(self, snapshot: Snapshot) -> None: ...
+
+    def offer(self, snapshot: Snapshot) -> None: ...
+
+    def keep_last(self, snapshot: Snapshot) -> None: ...
 
 
 class Keeper:
@@ -42,46 +65,45 @@ class Keeper:
         self._writing: concurrent.futures.Future | None = None
         self._begun, self._took = -np.inf, 0.0
         self._kept: tuple[int, int] | None = None
-        self._forget_newer()
 
     def keep_first(self, snapshot: Snapshot) -> None:
-        """A folder has a checkpoint from the beginning, so that there always is one to go on from."""
-        if self._progress.step not in steps_kept(self._folder):
-            self.keep(snapshot)
-            self.finish()
+        """Writes it, and waits."""
+        self.keep(snapshot)
+        self.finish()
 
     def offer(self, snapshot: Snapshot) -> None:
         """Writes it if it is time to."""
-        every = self._progress.config.loop.checkpoint_every
+        is_idle = self._writing is None or self._writing.done()
+        if is_idle:
+            self.finish()  # what went wrong is told at once
+        progress, every = self._progress, self._progress.config.loop.checkpoint_every
         if every is not None:
-            due = snapshot.iteration % every == 0
+            is_due = snapshot.iteration % every == 0
         else:
-            due = time.monotonic() - self._begun >= self._took / MOST_SHARE
-        idle = self._writing is None or self._writing.done()
-        if due and (idle or every is not None):
+            is_due = is_idle and time.monotonic() - self._begun >= self._took / MOST_SHARE
+        # rows that the next iteration overwrites must be on their way to the disk
+        next_stored = progress.stored_at(snapshot.iteration + 1)
+        if is_due or progress.archived.rows < next_stored - progress.capacity:
             self.keep(snapshot)
 
     def keep(self, snapshot: Snapshot) -> None:
         """Begins to write it, unless it is on the disk already."""
         self.finish()
-        progress = self._progress
         contents = (snapshot.iteration, len(snapshot.returns))
         if contents == self._kept:
             return
-        self._begun, stored = time.monotonic(), progress.stored_at(snapshot.iteration)
-        rows = chunks.new_rows(progress.replay, progress.archived, stored, progress.iteration_steps)
-        self._kept = contents
-        self._writing = self._pool.submit(self._write, snapshot, rows, stored)
+        with unstoppable():
+            progress, self._begun = self._progress, time.monotonic()
+            archived, stored = progress.archived, progress.stored_at(snapshot.iteration)
+            rows = chunks.new_rows(progress.replay, archived, stored, progress.iteration_steps)
+            self._writing = self._pool.submit(self._write, snapshot, rows, stored, contents)
 
     def finish(self) -> None:
         """Waits for what is being written; what went wrong with it is raised here."""
         if self._writing is not None:
+            concurrent.futures.wait([self._writing])
             writing, self._writing = self._writing, None
-            try:
-                writing.result()
-            except BaseException:
-                self._kept = None
-                raise
+            writing.result()
 
     def keep_last(self, snapshot: Snapshot) -> None:
         """Writes it if it is not on the disk yet, and ends the thread."""
@@ -91,16 +113,18 @@ class Keeper:
         finally:
             self._pool.shutdown()
 
-    def _forget_newer(self) -> None:
-        """Checkpoints behind the one from which a run goes on are damaged, or would become another run's."""
-        for step in steps_kept(self._folder):
-            if step > self._progress.step:
-                shutil.rmtree(self._folder / "checkpoints" / str(step), ignore_errors=True)
-
-    def _write(self, snapshot: Snapshot, rows: chunks.Rows, stored: int) -> None:
+    def _write(self, snapshot: Snapshot, rows: chunks.Rows, stored: int, contents: tuple[int, int]) -> None:
         with told(self._folder):
             write(self._folder, self._progress, snapshot, rows, stored)
-        self._took = time.monotonic() - self._begun
+        self._kept, self._took = contents, time.monotonic() - self._begun
+
+
+def set_aside_newer(folder: Path, step: int) -> None:
+    """Checkpoints behind the one from which a run goes on could not be read: they get another name."""
+    for newer in steps_kept(folder):
+        if newer > step:
+            path = present(folder / "checkpoints" / str(newer))
+            path.rename(path.with_name(f"{newer}.unread-{time.time_ns()}"))
 
 
 def write(folder: Path, progress: Progress, snapshot: Snapshot, rows: chunks.Rows, stored: int) -> None:
@@ -121,14 +145,14 @@ def write(folder: Path, progress: Progress, snapshot: Snapshot, rows: chunks.Row
 
 def save_agent(progress: Progress, folder: Path) -> None:
     """The run as it stands, in a folder of its own; one that was there goes when the new one is complete."""
-    partial, before = (folder.with_name(f"{folder.name}.{what}") for what in ("partial", "before"))
+    partial = folder.with_name(f"{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     progress = replace(progress, archived=Archived())  # all rows are to be written
     rows = chunks.new_rows(progress.replay, progress.archived, progress.num_stored, progress.iteration_steps)
     with told(folder):
         try:
             write(partial, progress, progress.snapshot({}), rows, progress.num_stored)
-            replace_folder(partial, folder, before)
+            replace_folder(partial, folder)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
@@ -147,7 +171,7 @@ def save_policies(
 def steps_kept(folder: Path) -> list[int]:
     """The steps of a run's checkpoints, oldest first."""
     found = folder / "checkpoints"
-    names = [path.name for path in found.iterdir() if path.is_dir()] if found.is_dir() else []
+    names = {path.name.removesuffix(BEFORE) for path in found.iterdir() if path.is_dir()} if found.is_dir() else set()
     return sorted(int(name) for name in names if name.isdecimal() and str(int(name)) == name)
 
 
@@ -159,14 +183,29 @@ def canonical(about: dict[str, Any]) -> bytes:
 def machine(devices: Devices) -> dict[str, Any]:
     """What a run must find again to go on bit for bit."""
     return {
-        "doublehorizon": __version__,
-        "jax": jax.__version__,
-        "numpy": np.__version__,
+        **{name: _version(name) for name in _PACKAGES},
+        "python": platform.python_version(),
         "device": devices[0].device_kind,
         "devices": len(devices),
         "machine": platform.machine(),
+        "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
     }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
 
 
 def state_names(tree: Any) -> list[str]:
@@ -226,8 +265,7 @@ def _prune(folder: Path, progress: Progress) -> None:
     remove_partial(folder / "replay")
     kept = steps_kept(folder)[-progress.config.loop.keep_checkpoints :]
     for step in steps_kept(folder)[: -progress.config.loop.keep_checkpoints]:
-        shutil.rmtree(folder / "checkpoints" / str(step), ignore_errors=True)
-    steps = steps_per_iteration(progress.config, progress.spec.time_limit)
+        shutil.rmtree(present(folder / "checkpoints" / str(step)), ignore_errors=True)
     oldest = progress.prior_rows + kept[0] // progress.spec.action_repeat
-    most = progress.prior_rows + max(1, progress.config.loop.replay_capacity // steps) * steps
+    most = largest_capacity(progress.config, progress.spec.time_limit, progress.prior_rows)
     chunks.forget(folder / "replay", oldest - most)

@@ -100,5 +100,5 @@ def _verified(path: Path, expected: str) -> Rows:
         if digest(content) != expected:
             raise DamageError(f"{path} is damaged or not the one that belongs here")
         return load(content)
-    except (OSError, SafetensorError, ValueError, TypeError) as problem:
+    except (FileNotFoundError, SafetensorError, ValueError, TypeError) as problem:
         raise DamageError(f"{path} cannot be read: {problem}") from problem

@@ -209,7 +209,7 @@ class Config:
             ("loop.action_repeat", 1 if self.loop.action_repeat is None else self.loop.action_repeat, 1),
             ("loop.time_limit", 1 if self.loop.time_limit is None else self.loop.time_limit, 1),
             ("loop.num_envs", self.loop.num_envs, 1),
-            ("loop.checkpoint_every", self.loop.checkpoint_every or 1, 1),
+            ("loop.checkpoint_every", 1 if self.loop.checkpoint_every is None else self.loop.checkpoint_every, 1),
             ("loop.keep_checkpoints", self.loop.keep_checkpoints, 1),
             ("terminator.members", self.terminator.members, 1),
             ("terminator.batch_size", self.terminator.batch_size, 2),

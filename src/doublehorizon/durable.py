@@ -11,6 +11,7 @@ from pathlib import Path
 from doublehorizon.errors import RunError, UserError
 
 _PARTIAL = ".partial"
+BEFORE = ".before"  # a folder that is being replaced
 
 
 def digest(content: bytes) -> str:
@@ -36,27 +37,42 @@ def write_file(path: Path, content: bytes) -> None:
 
 
 def write_folder(path: Path, contents: dict[str, bytes]) -> None:
-    """The same for a folder of files."""
-    partial, before = path.with_name(path.name + _PARTIAL), path.with_name(path.name + ".before" + _PARTIAL)
+    """The same for a folder of files. One that is replaced is never gone: see `present`."""
+    partial = path.with_name(path.name + _PARTIAL)
     shutil.rmtree(partial, ignore_errors=True)
     try:
         partial.mkdir(parents=True)
         for name, content in contents.items():
             write_file(partial / name, content)
-        replace_folder(partial, path, before)
+        replace_folder(partial, path)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
 
 
-def replace_folder(new: Path, path: Path, before: Path) -> None:
-    """Moves a complete folder to its place; one that was there goes to `before` and then for good."""
+def replace_folder(new: Path, path: Path) -> None:
+    """Moves a complete folder to its place; one that was there steps aside, and then goes for good."""
+    aside = _aside(path)
     if path.exists():
-        shutil.rmtree(before, ignore_errors=True)
-        path.rename(before)
-    new.rename(path)
+        shutil.rmtree(aside, ignore_errors=True)
+        path.rename(aside)
+    try:
+        new.rename(path)
+    except OSError:
+        if aside.exists():
+            aside.rename(path)
+        raise
     sync_folder(path.parent)
-    shutil.rmtree(before, ignore_errors=True)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def present(path: Path) -> Path:
+    """Where a folder is, even if a process ended while it was being replaced."""
+    return _aside(path) if not path.exists() and _aside(path).exists() else path
+
+
+def _aside(path: Path) -> Path:
+    return path.with_name(path.name + BEFORE)
 
 
 def remove_partial(folder: Path) -> None:
@@ -93,15 +109,25 @@ def refuse_links(folder: Path) -> None:
 def locked(folder: Path) -> Iterator[None]:
     """Keeps a second process from writing into the same run folder; it ends with this process, however that ends."""
     try:
-        lock = (folder / ".lock").open("a+")
+        lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     except OSError as problem:
-        raise UserError(f"{folder} cannot be written: {problem}.") from problem
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as problem:
-            raise UserError(f"another process is training in {folder}. Wait for it, or end it first.") from problem
+        raise UserError(f"{folder} cannot be written: {problem.strerror}.") from problem
+    try:
+        if not _acquired(lock):
+            raise UserError(f"another process is training in {folder}. Wait for it, or end it first.")
         yield
+    finally:
+        os.close(lock)
+
+
+def _acquired(lock: int) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks: better without one than not at all
+        return True
+    return True
 
 
 @contextlib.contextmanager

@@ -5,27 +5,38 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from doublehorizon.checkpoints import steps_kept
-from doublehorizon.durable import locked, refuse_links, told, write_file
+from doublehorizon.checkpoints import set_aside_newer, steps_kept
+from doublehorizon.durable import BEFORE, locked, refuse_links, told, write_file
 from doublehorizon.errors import UserError
 from doublehorizon.progress import Progress
 from doublehorizon.records import to_json
+from doublehorizon.saved import read_newest
 
 
 @contextlib.contextmanager
-def opened(folder: Path, goes_on: bool) -> Iterator[None]:
-    """Inside, this process alone writes into the folder. Unless a run goes on in it, it must not hold one."""
-    if not goes_on and ((folder / "eval.csv").exists() or steps_kept(folder)):
+def opened(folder: Path, step: int | None) -> Iterator[None]:
+    """Inside, this process alone writes into the folder. It must not hold a run, unless that goes on from `step`."""
+    if step is None and ((folder / "eval.csv").exists() or steps_kept(folder)):
         raise UserError(
             f"{folder} already holds a run. Go on with it (doublehorizon resume {folder}), or choose another folder."
         )
+    refuse_links(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
         raise UserError(f"{folder} cannot be written: {problem}.") from problem
     with locked(folder):
-        refuse_links(folder)
+        if step is not None:
+            _make_sure_nobody_went_on(folder, step)
         yield
+
+
+def _make_sure_nobody_went_on(folder: Path, step: int) -> None:
+    """An agent that was loaded before another process went on must not undo what that did."""
+    newest = max(steps_kept(folder), default=step)
+    if newest > step and read_newest(folder)[0].path.name.removesuffix(BEFORE) != str(step):
+        raise UserError(f"{folder} has gone on to step {newest}, but this agent stands at step {step}: load it again.")
+    set_aside_newer(folder, step)
 
 
 def describe(folder: Path, progress: Progress) -> None:

@@ -17,6 +17,7 @@ from rich.progress import (
 )
 
 from doublehorizon.durable import told
+from doublehorizon.errors import UserError
 
 
 class CsvLog:
@@ -31,8 +32,7 @@ class CsvLog:
             return
         with told(path):
             self.lost = self._cut(path, size)
-            with path.open(newline="") as file:
-                header = next(csv.reader(file), None)
+            header = _header(path)
         if header is not None:
             self._columns = header
         elif columns is not None:
@@ -65,10 +65,20 @@ class CsvLog:
             csv.writer(file).writerow([f"{v:.9g}" if isinstance(v, float) else v for v in values])
 
 
+def _header(path: Path) -> list[str] | None:
+    try:
+        with path.open(newline="") as file:
+            return next(csv.reader(file), None)
+    except (ValueError, csv.Error) as problem:
+        raise UserError(f"{path} is damaged ({problem}). Remove it: the run goes on without its rows.") from problem
+
+
 class RunLogs:
-    """The two logs of a run: `progress.csv` and `eval.csv`."""
+    """The two logs of a run: `progress.csv` and `eval.csv`. Without a folder their sizes stay what they were."""
 
     def __init__(self, folder: Path | None, sizes: Mapping[str, int]):
+        self._sizes = None if folder else dict(sizes)
+
         def log(name: str, columns: list[str] | None = None) -> CsvLog:
             return CsvLog(folder and folder / name, columns, sizes.get(name, 0))
 
@@ -76,7 +86,11 @@ class RunLogs:
         self.evaluation = log("eval.csv", ["step", "time", "reward", "seed"])
 
     def sizes(self) -> dict[str, int]:
-        return {"progress.csv": self.progress.size, "eval.csv": self.evaluation.size}
+        return (
+            self._sizes
+            if self._sizes is not None
+            else {"progress.csv": self.progress.size, "eval.csv": self.evaluation.size}
+        )
 
 
 class View:

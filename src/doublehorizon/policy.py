@@ -70,7 +70,8 @@ class NumpyPolicy:
     def save(self, path: str | Path) -> None:
         """Writes the policy to one file."""
         arrays = self.arrays()
-        write_file(Path(path), save(arrays, {"format": _FORMAT, "digest": _digest(arrays)}))
+        # one entry only: safetensors writes several in any order, and equal policies shall be equal files
+        write_file(Path(path), save(arrays, {"format": f"{_FORMAT}:{_digest(arrays)}"}))
 
     def arrays(self) -> dict[str, np.ndarray]:
         """All its numbers, by name; `from_arrays` is the inverse."""
@@ -90,13 +91,13 @@ def load_policy(path: str | Path) -> NumpyPolicy:
         path = _best_of(path)
     try:
         with safe_open(path, framework="numpy") as file:
-            about = file.metadata() or {}
-            if about.get("format") != _FORMAT:
-                raise UserError(f"{path} is of the format {about.get('format')!r}, but {_FORMAT!r} is needed.")
+            found, _, expected = (file.metadata() or {}).get("format", "").partition(":")
+            if found != _FORMAT:
+                raise UserError(f"{path} is of the format {found!r}, but {_FORMAT!r} is needed.")
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
     except (OSError, SafetensorError) as problem:
         raise UserError(f"{path} cannot be read as a policy: {problem}.") from problem
-    if _digest(arrays) != about.get("digest"):
+    if _digest(arrays) != expected:
         raise UserError(f"{path} is damaged: its numbers are not those that were saved.")
     try:
         return from_arrays(arrays)

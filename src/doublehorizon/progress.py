@@ -261,7 +261,14 @@ def capacity_for(config: Config, spec: EnvSpec, total_steps: int, prior_rows: in
     steps = steps_per_iteration(config, spec.time_limit)
     iterations = -(-total_steps // (steps * spec.action_repeat))
     room = max(_FEWEST_ITERATIONS, 1 << (iterations - 1).bit_length())
-    return prior_rows + max(1, min(room, config.loop.replay_capacity // steps)) * steps
+    return min(prior_rows + room * steps, largest_capacity(config, spec.time_limit, prior_rows))
+
+
+def largest_capacity(config: Config, time_limit: int, prior_rows: int) -> int:
+    """Rows of the replay of a run without end: what was recorded before, and whole iterations up to the configured
+    number."""
+    steps = steps_per_iteration(config, time_limit)
+    return prior_rows + max(1, config.loop.replay_capacity // steps) * steps
 
 
 def extend(progress: Progress, total_steps: int) -> None:

@@ -6,13 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
-
-from doublehorizon.config import Config
+from doublehorizon.config import Config, LoopConfig
 from doublehorizon.envs.make import EnvSpec, Simulator, describe, make
 from doublehorizon.errors import UserError
 from doublehorizon.policy import NumpyPolicy, load_policy
-from doublehorizon.records import from_json
 
 
 @dataclass(frozen=True)
@@ -24,7 +21,8 @@ class Run:
     env: dict[str, Any]
     seeds: list[int]
     steps: int
-    config: Config
+    loop: LoopConfig
+    """Time limit and action repeat; a run of another version may have had fields that are not known here."""
 
     def policies(self, seeds: list[int] | None = None) -> dict[int, NumpyPolicy]:
         """Each seed's policy, or those of some seeds."""
@@ -45,8 +43,8 @@ class Run:
                 f"{self.folder} was trained on {self.name!r}, which is not a registered id: name what makes it with "
                 "--env module:function."
             )
-        made = make(env or self.name, self.config.loop, render_mode)
-        return Simulator(made, _same_sizes(self, describe(made, self.config, env or self.name)))
+        made = make(env or self.name, self.loop, render_mode)
+        return Simulator(made, _same_sizes(self, describe(made, Config(loop=self.loop), env or self.name)))
 
     def evaluations(self) -> dict[int, dict[int, float]]:
         """Test return by step and seed."""
@@ -62,12 +60,19 @@ def read_run(folder: Path) -> Run:
     try:
         about = json.loads(path.read_text())
         env, seeds = dict(about["env"]), [int(seed) for seed in about["seeds"]]
-        steps = int(about.get("steps", 0))
-        return Run(folder, str(env["name"]), env, seeds, steps, from_json(about["config"]))
+        steps, told = int(about.get("steps", 0)), about["config"]["loop"]
+        loop = LoopConfig(time_limit=_whole(told.get("time_limit")), action_repeat=_whole(told.get("action_repeat")))
+        return Run(folder, str(env["name"]), env, seeds, steps, loop)
     except OSError as problem:
         raise UserError(f"{folder} is no run folder: {path.name} cannot be read ({problem.strerror}).") from problem
+    except UserError as problem:
+        raise UserError(f"{path} is damaged: {problem}") from problem
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as problem:
         raise UserError(f"{path} is damaged: {type(problem).__name__} {problem}.") from problem
+
+
+def _whole(value: Any) -> int | None:
+    return None if value is None else int(value)
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
@@ -87,11 +92,3 @@ def _same_sizes(run: Run, spec: EnvSpec) -> EnvSpec:
                 f"{run.folder} was trained with {name} {run.env.get(name)}, but {spec.name} has {getattr(spec, name)}."
             )
     return spec
-
-
-def rendered(env: gym.Env) -> Any:
-    """The picture of where an environment stands."""
-    picture = env.render()
-    if picture is None:
-        raise UserError(f"{env} draws no pictures: it must be made with render_mode 'rgb_array'.")
-    return picture

@@ -18,16 +18,16 @@ from doublehorizon.checkpoints import FORMAT, canonical, machine, state_names, s
 from doublehorizon.chunks import DamageError
 from doublehorizon.config import Config, steps_per_iteration
 from doublehorizon.devices import Devices, find_devices, place
-from doublehorizon.durable import digest
+from doublehorizon.durable import digest, present
 from doublehorizon.envs.make import EnvSpec, Termination
 from doublehorizon.errors import UserError
 from doublehorizon.policy import NumpyPolicy, from_arrays
-from doublehorizon.progress import Archived, Knowledge, Pending, Progress, blank_seed, capacity_for
+from doublehorizon.progress import Archived, Knowledge, Pending, Progress, blank_seed, capacity_for, largest_capacity
 from doublehorizon.records import from_json
 from doublehorizon.replay import Replay
 from doublehorizon.seats import Episode, SeatId
 
-_WRONG = (LookupError, TypeError, ValueError, AttributeError, OverflowError, MemoryError, UserError)
+_WRONG = (LookupError, TypeError, ValueError, AttributeError, OverflowError, UserError)
 _SAME = ("obs_size", "act_size", "time_limit", "action_repeat", "action_low", "action_high")
 
 
@@ -74,28 +74,34 @@ def restore(
     try:
         spec = replace(spec, termination=saved.env["termination"])  # a rule that was found wrong stays given up
         progress = _assembled(saved, spec, devices, knowledge)
-    except _WRONG as problem:
+    except (MemoryError, *_WRONG) as problem:
         raise UserError(f"{saved.path} does not fit together: {_line(problem)}") from problem
     now, then = machine(devices), saved.machine
     changes = [f"{name} {then.get(name)} is now {now[name]}" for name in now if then.get(name) != now[name]]
+    facts = spec.facts()
+    changes += [
+        f"the environment's {name} {saved.env.get(name)} is now {facts[name]}"
+        for name in ("name", "terminates")
+        if saved.env.get(name) != facts[name]
+    ]
     notes = [f"the run goes on, but not bit for bit as it would have: {', '.join(changes)}"] if changes else []
     return progress, notes
 
 
 def _read(folder: Path, step: int) -> Saved:
-    path = folder / "checkpoints" / str(step)
+    path = present(folder / "checkpoints" / str(step))
     about = _read_about(path)
+    config = _read_config(path, about)
     try:
         content = (path / "state.safetensors").read_bytes()
         if digest(content) != about["state"]:
             raise DamageError("its state.safetensors is damaged")
-        config = from_json(about["config"])
         steps = steps_per_iteration(config, about["env"]["time_limit"])
         stored = about["prior_rows"] + about["iteration"] * steps
         archived = Archived(about["replay"]["rows"], about["replay"]["digest"])
         if stored != archived.rows or about["iteration"] * steps * about["env"]["action_repeat"] != step:
             raise DamageError("its numbers contradict each other")
-        most = about["prior_rows"] + max(1, config.loop.replay_capacity // steps) * steps
+        most = largest_capacity(config, about["env"]["time_limit"], about["prior_rows"])
         rows = chunks.read(folder / "replay", archived, min(stored, most))
         seeds, goal = [int(seed) for seed in about["seeds"]], int(about["goal"])
         if about["env"]["termination"] not in get_args(Termination):
@@ -104,8 +110,27 @@ def _read(folder: Path, step: int) -> Saved:
             raise DamageError(f"its seeds are {seeds}")
         given, computer = [str(name) for name in about["given"]], dict(about["machine"])
         return Saved(path, config, dict(about["env"]), seeds, goal, given, computer, about, load(content), rows)
-    except (OSError, SafetensorError, *_WRONG) as problem:
+    except (FileNotFoundError, SafetensorError, *_WRONG) as problem:
         raise DamageError(_line(problem)) from problem
+    except (OSError, MemoryError) as problem:
+        raise UserError(f"{path} cannot be read: {_line(problem)}.") from problem
+
+
+def _raise_if_passing(path: Path, problem: BaseException) -> None:
+    """A disk that cannot be read just now is no damage."""
+    if isinstance(problem, OSError) and not isinstance(problem, FileNotFoundError | NotADirectoryError):
+        raise UserError(f"{path} cannot be read: {_line(problem)}.") from problem
+
+
+def _read_config(path: Path, about: dict[str, Any]) -> Config:
+    try:
+        return from_json(about["config"])
+    except (RecursionError, *_WRONG) as problem:
+        if about["version"] != __version__:
+            raise UserError(
+                f"{path} was written by doublehorizon {about['version']}, and this is {__version__}: {_line(problem)}"
+            ) from problem
+        raise DamageError(f"its config is damaged: {_line(problem)}") from problem
 
 
 def _line(problem: BaseException) -> str:
@@ -119,6 +144,7 @@ def _read_about(path: Path) -> dict[str, Any]:
         whole = digest(canonical(about)) == sealed["digest"]
         found, version = about["format"], about["version"]
     except (OSError, RecursionError, *_WRONG) as problem:
+        _raise_if_passing(path, problem)
         raise DamageError(f"its checkpoint.json cannot be read ({_line(problem)})") from problem
     if not whole:
         raise DamageError("its checkpoint.json is damaged")
@@ -137,6 +163,9 @@ def _check_environment(saved: Saved, spec: EnvSpec, knowledge: Knowledge) -> Non
             raise UserError(
                 f"{saved.path} was trained with {name} {saved.env.get(name)}, but {spec.name} has {now[name]}."
             )
+    for what in ("reward", "seed_policy"):
+        if what in knowledge.given and what not in saved.given:
+            raise UserError(f"{saved.path} was trained without a {what}; with one it would be another run.")
     for what, then, is_given in (
         ("termination_rule", saved.env.get("termination") == "known", spec.terminates is not None),
         ("reward", "reward" in saved.given, knowledge.reward is not None),

@@ -26,6 +26,7 @@ def stoppable() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    _State.waiting = None
     numbers = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) != signal.SIG_IGN]
     before = {number: signal.signal(number, _hear) for number in numbers}
     try:

@@ -9,13 +9,14 @@ import numpy as np
 
 from doublehorizon import agent
 from doublehorizon.agreement import check_reward, check_termination
-from doublehorizon.checkpoints import Keeper
+from doublehorizon.checkpoints import Keeper, NoKeeper
 from doublehorizon.errors import RunError
 from doublehorizon.estimate import seconds_left
 from doublehorizon.evaluations import Evaluations
 from doublehorizon.learning import Clock, Metrics, learn
 from doublehorizon.logs import CsvLog, RunLogs, View
 from doublehorizon.progress import Programs, Progress, Snapshot, prior_batch
+from doublehorizon.signals import unstoppable
 from doublehorizon.workers import Crew
 
 Callback = Callable[[Progress], bool | None]
@@ -25,22 +26,22 @@ def train(progress: Progress, crew: Crew, out: Path | None, view: View, callback
     """Iterates until the run's goal is reached, or the callback returns False. However it ends, the run stands at the
     end of an iteration, and `out` holds a checkpoint of that."""
     boundary = progress.snapshot(progress.log_sizes)
-    keeper = None if out is None else Keeper(out, progress)
-    if keeper is not None:
-        keeper.keep_first(boundary)
-    logs = _opened_logs(progress, out, view)
+    keeper = NoKeeper() if out is None else Keeper(out, progress)
     try:
+        if not progress.log_sizes:  # a new folder has a checkpoint first of all: there always is one to go on from
+            keeper.keep_first(boundary)
+        logs = _opened_logs(progress, out, view)
+        boundary = progress.snapshot(logs.sizes())
+        keeper.keep(boundary)
         for boundary in _boundaries(progress, crew, logs, view, callback):
-            if keeper is not None:
-                keeper.offer(boundary)
+            keeper.offer(boundary)
     except BaseException:
-        progress.rewind(boundary)
-        if keeper is not None:
-            with suppress(RunError):  # a disk that fails now has failed before: that is being told
-                keeper.keep_last(boundary)
+        with unstoppable(), suppress(RunError):  # a disk that fails now has failed before: that is being told
+            progress.rewind(boundary)
+            keeper.keep_last(boundary)
         raise
-    progress.log_sizes = boundary.log_sizes
-    if keeper is not None:
+    with unstoppable():
+        progress.log_sizes = boundary.log_sizes
         keeper.keep_last(boundary)
 
 
@@ -63,15 +64,16 @@ def _boundaries(
             _log_progress(logs.progress, progress, metrics, clock.laps | _elapsed(progress))
         if _is_evaluation(progress):
             evaluations.start()
+            progress.episodes = crew.episodes  # an environment object has been reset
         evaluations.gather()
         _show_progress(progress, metrics, clock.laps, view)
         going = callback is None or callback(progress) is not False
-        progress.episodes = crew.episodes
         yield progress.snapshot(logs.sizes())
     if progress.policies is not None:
         evaluations.start()
     view.phase("evaluating")
     evaluations.gather(block=True)
+    _tell_notes(crew, view)
     progress.episodes = crew.episodes
     yield progress.snapshot(logs.sizes())
 
@@ -118,16 +120,21 @@ def _iterate(progress: Progress, crew: Crew, clock: Clock, view: View) -> Metric
     clock.start()
     view.phase("collecting")
     batch = crew.collect(progress.policies, progress.iteration_steps, progress.step)
-    for note in crew.pop_notes():
-        view.warn(note)
+    _tell_notes(crew, view)
     ends = check_termination(progress, batch, view)
     check_reward(progress, batch, view)
     progress.iteration += 1
     progress.store(batch)
+    progress.episodes = crew.episodes
     clock.lap("time/collect_seconds")
     metrics = None if progress.iteration < progress.first_fit else ends | learn(progress, clock, view)
     progress.seconds = clock.total()
     return metrics
+
+
+def _tell_notes(crew: Crew, view: View) -> None:
+    for note in crew.pop_notes():
+        view.warn(note)
 
 
 def _is_evaluation(progress: Progress) -> bool:

@@ -180,7 +180,8 @@ class _RemoteWorker:
         self._last_words = tempfile.NamedTemporaryFile("w+", prefix="doublehorizon-worker-")  # noqa: SIM115
         one_thread = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "doublehorizon.workers", str(theirs.fileno()), self._last_words.name],
+            # -P: what lies in the working directory is not imported unless the run itself does so
+            [sys.executable, "-P", "-m", "doublehorizon.workers", str(theirs.fileno()), self._last_words.name],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=2,  # what an environment prints must not mix with a command's own output

@@ -32,8 +32,8 @@ class Comparison:
         return self.high < 0
 
 
-def read_curves(path: Path) -> Curves:
-    """Reads a CSV with the columns `step`, `reward` and `seed` (more are fine)."""
+def read_curves(path: Path, column: str = "reward") -> Curves:
+    """Reads a CSV with the columns `step`, `reward` and `seed` (more are fine); another column instead of rewards."""
     curves: Curves = {}
     seen: Counter[tuple[str, int]] = Counter()
     try:
@@ -43,22 +43,22 @@ def read_curves(path: Path) -> Curves:
                 seen[row["seed"], step] += 1
                 count = seen[row["seed"], step]
                 name = row["seed"] if count == 1 else f"{row['seed']}#{count}"
-                curves.setdefault(name, {})[step] = float(row["reward"])
-    except (OSError, KeyError, ValueError) as problem:
-        raise UserError(f"{path} cannot be read as curves with columns step,reward,seed: {problem!r}.") from problem
+                curves.setdefault(name, {})[step] = float(row[column])
+    except (OSError, KeyError, ValueError, TypeError) as problem:
+        raise UserError(f"{path} cannot be read as curves with columns step,{column},seed: {problem!r}.") from problem
     if not curves:
         raise UserError(f"{path} holds no evaluations.")
     return curves
 
 
-def find_curves(path: Path, task: str | None = None) -> Curves:
+def find_curves(path: Path, task: str | None = None, column: str = "reward") -> Curves:
     """Curves of a CSV file, of a run folder, or of `<task>.csv` in a folder of published curves."""
     if path.is_file():
-        return read_curves(path)
+        return read_curves(path, column)
     if (path / "eval.csv").is_file():
-        return read_curves(path / "eval.csv")
+        return read_curves(path / "eval.csv", column)
     if task is not None and (path / f"{task}.csv").is_file():
-        return read_curves(path / f"{task}.csv")
+        return read_curves(path / f"{task}.csv", column)
     wanted = f"eval.csv or {task}.csv" if task else "eval.csv"
     raise UserError(f"{path} holds no {wanted}. Give a run folder, a CSV file, or a folder of published curves.")
 
@@ -96,26 +96,15 @@ def scores(curves: Curves, steps: tuple[int, ...]) -> list[float]:
     return [float(np.mean([curve[step] for step in steps])) for curve in curves.values()]
 
 
-def plot(sets: dict[str, Curves], title: str, path: Path, until: int | None = None) -> None:
-    """Mean and 95% interval over seeds of each set, in one figure."""
-    import matplotlib
+def common_steps(curves: Curves, until: int | None = None) -> list[int]:
+    """The steps at which every seed was tested."""
+    common = sorted(set.intersection(*(set(curve) for curve in curves.values())))
+    return [step for step in common if until is None or step <= until]
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
-    for label, curves in sets.items():
-        common = sorted(set.intersection(*(set(curve) for curve in curves.values())))
-        steps = [step for step in common if until is None or step <= until]
-        values = np.array([[curve[step] for step in steps] for curve in curves.values()])
-        mean = values.mean(0)
-        axes.plot(steps, mean, label=f"{label} ({len(values)} seeds)")
-        if len(values) > 1:
-            half = stats.t.ppf(0.975, len(values) - 1) * stats.sem(values, axis=0)
-            axes.fill_between(steps, mean - half, mean + half, alpha=0.25)
-    axes.set(title=title, xlabel="simulator steps", ylabel="test return")
-    axes.legend(loc="lower right")
-    axes.grid(alpha=0.3)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+def mean_and_interval(curves: Curves, steps: list[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Mean over seeds at these steps, and half the width of its 95% interval (Student's; 0 for one seed)."""
+    values = np.array([[curve[step] for step in steps] for curve in curves.values()])
+    if len(values) < 2:
+        return values.mean(0), np.zeros(len(steps))
+    return values.mean(0), stats.t.ppf(0.975, len(values) - 1) * stats.sem(values, axis=0)

@@ -12,7 +12,13 @@ from doublehorizon.signals import Stopped
 _COMMANDS = {
     "train": "train an agent on an environment, one seed or many",
     "resume": "go on with a run that was stopped",
+    "eval": "test the policies of a run in new episodes",
+    "video": "film the policies of a run",
+    "plot": "draw learning curves of runs, and aggregates over tasks",
+    "report": "write one HTML page about one or several runs",
     "compare": "compare a run with published curves, or with another run",
+    "export": "write a policy as ONNX or NumPy, for machines without this package",
+    "list": "list tasks that are known here, or runs in a folder",
     "bench": "measure how fast the algorithm runs on this machine",
 }
 
@@ -35,10 +41,10 @@ def _status(arguments: list[str]) -> int:
     except SystemExit as ended:  # the parser has printed help, or what is wrong
         return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     except UserError as problem:
-        print(f"doublehorizon: {problem}", file=sys.stderr)
+        print(f"doublehorizon: {problem} {_notes(problem)}".rstrip(), file=sys.stderr)
         return 2
     except KeyboardInterrupt as ended:
-        print(f"doublehorizon: stopped. {_notes(ended)}", file=sys.stderr)
+        print(f"doublehorizon: stopped. {_notes(ended)}".rstrip(), file=sys.stderr)
         return 128 + ended.number if isinstance(ended, Stopped) else 130
     except BrokenPipeError:
         return 1

@@ -9,7 +9,8 @@ from typing import Annotated
 import numpy as np
 import tyro
 
-from doublehorizon.analysis.curves import Comparison, compare, find_curves, plot, task_of
+from doublehorizon.analysis.curves import Comparison, compare, find_curves, task_of
+from doublehorizon.analysis.figures import plot
 
 _EXAMPLES = """Compares a run with published curves, or with another run: each seed scores its mean return over
 the given evaluations, and Welch's 95% interval of the difference says whether the run is worse beyond chance.

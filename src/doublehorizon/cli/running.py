@@ -50,15 +50,14 @@ def functions(termination_rule: str | None, reward: str | None, policy: str | No
 @contextmanager
 def told_how_to_go_on(model: "DHMBPO", folder: Path):
     """A run that ends before its goal says where it stands and how it goes on."""
+    from doublehorizon.checkpoints import steps_kept  # imports JAX, which the model has done too
+
     try:
         yield
-    except (Stopped, RunError) as problem:
-        hint = (
-            f"The run is saved up to step {model.num_timesteps}; go on with: doublehorizon resume {folder}"
-            if (folder / "checkpoints").is_dir()
-            else f"Nothing was saved in {folder}."
-        )
-        problem.add_note(hint)
+    except (Stopped, RunError, UserError, OSError) as problem:
+        kept = steps_kept(folder) if model.run_folder == folder.resolve() else []
+        if kept:
+            problem.add_note(f"The run is saved up to step {kept[-1]}; go on with: doublehorizon resume {folder}")
         raise
 
 

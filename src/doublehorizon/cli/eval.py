@@ -1,0 +1,71 @@
+"""`doublehorizon eval`."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import tyro
+from rich.console import Console
+from rich.progress import track
+
+from doublehorizon.errors import UserError
+from doublehorizon.runs import read_run
+from doublehorizon.seats import Seat
+
+_EXAMPLES = """Tests the policies of a run in new episodes, with their most likely actions.
+
+examples:
+  doublehorizon eval runs/hopper
+  doublehorizon eval runs/hopper --episodes 100 --seeds 0 3 --json
+  doublehorizon eval runs/robot --env my_robot:make_env"""
+
+
+@dataclass
+class Eval:
+    """What `doublehorizon eval` takes."""
+
+    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """The run folder."""
+    episodes: int = 10
+    """Test episodes per seed."""
+    seeds: tuple[int, ...] = ()
+    """Whose policies. Default: all."""
+    first: int = 0
+    """Number of the first episode: others begin elsewhere."""
+    env: str | None = None
+    """module:function that makes the environment, if the run was trained on one; or another environment with the same
+    spaces."""
+    json: bool = False
+    """Print the figures as JSON."""
+
+
+def run(arguments: list[str]) -> int:
+    """Parses, tests, and prints mean and spread."""
+    options = tyro.cli(Eval, prog="doublehorizon eval", description=_EXAMPLES, args=arguments)
+    if options.episodes < 1:
+        raise UserError(f"--episodes is {options.episodes}, but at least 1 is needed.")
+    found = read_run(options.run)
+    policies = found.policies(list(options.seeds))
+    simulator = found.simulator(options.env)
+    returns: dict[int, list[float]] = {seed: [] for seed in policies}
+    jobs = [(seed, options.first + episode) for seed in policies for episode in range(options.episodes)]
+    try:
+        for seed, episode in track(jobs, "testing", console=Console(stderr=True), transient=True):
+            returns[seed].append(Seat(simulator, seed).evaluate(episode, policies[seed], 1))
+    finally:
+        simulator.close()
+    if options.json:
+        print(json.dumps({"run": str(options.run), "env": simulator.spec.name, "returns": returns}))
+        return 0
+    for seed, values in returns.items():
+        print(f"seed {seed}: {_words(values)}")
+    if len(returns) > 1:
+        print(f"all: {_words([float(np.mean(values)) for values in returns.values()])} over {len(returns)} seeds")
+    return 0
+
+
+def _words(values: list[float]) -> str:
+    spread = f" +- {np.std(values, ddof=1):.1f}" if len(values) > 1 else ""
+    return f"{np.mean(values):.1f}{spread}"

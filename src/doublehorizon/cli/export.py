@@ -1,0 +1,44 @@
+"""`doublehorizon export`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from doublehorizon.export import export_policy
+from doublehorizon.policy import load_policy
+from doublehorizon.runs import read_run
+
+_EXAMPLES = """Writes a trained policy for machines that do not have this package.
+
+examples:
+  doublehorizon export runs/hopper policy.onnx            # for ONNX Runtime and all that reads its format
+  doublehorizon export runs/hopper policy.npz             # NumPy arrays, and policy.py, which runs them
+  doublehorizon export runs/hopper policy.onnx --seed 3
+
+Either takes the environment's own observations and gives actions in the environment's own units."""
+
+
+@dataclass
+class Export:
+    """What `doublehorizon export` takes."""
+
+    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """A run folder, or a policy file."""
+    file: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
+    """Where to: its name ends in .onnx or .npz."""
+    seed: int | None = None
+    """Whose policy. Default: that of the seed with the best last test return."""
+
+
+def run(arguments: list[str]) -> int:
+    """Parses, writes, and names the files."""
+    options = tyro.cli(Export, prog="doublehorizon export", description=_EXAMPLES, args=arguments)
+    if options.seed is None:
+        policy = load_policy(options.run)
+    else:
+        policy = read_run(options.run).policies([options.seed])[options.seed]
+    for path in export_policy(policy, options.file):
+        print(path)
+    return 0

@@ -1,0 +1,135 @@
+"""`doublehorizon list`."""
+
+import fcntl
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from doublehorizon.envs.catalogue import GROUPS
+from doublehorizon.errors import UserError
+from doublehorizon.runs import Run, read_run
+
+_EXAMPLES = """Lists the tasks that are known here, or the runs in a folder.
+
+examples:
+  doublehorizon list              # tasks, with sizes and the paper's steps
+  doublehorizon list runs         # runs: how far they are, what they reached, whether they are running"""
+
+
+@dataclass
+class List:
+    """What `doublehorizon list` takes."""
+
+    folder: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")] = None
+    """A folder in which to look for runs, at any depth. Default: list tasks."""
+    json: bool = False
+    """Print the list as JSON."""
+
+
+@dataclass(frozen=True)
+class State:
+    """Where a run stands."""
+
+    run: str
+    env: str
+    seeds: int
+    step: int
+    steps: int
+    last_return: float | None
+    state: str
+
+
+def run(arguments: list[str]) -> int:
+    """Parses and lists."""
+    options = tyro.cli(List, prog="doublehorizon list", description=_EXAMPLES, args=arguments)
+    if options.folder is None:
+        _list_tasks(options.json)
+    else:
+        _list_runs(options.folder, options.json)
+    return 0
+
+
+def _list_tasks(as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({title: [entry._asdict() for entry in group] for title, group in GROUPS.items()}))
+        return
+    for title, group in GROUPS.items():
+        rows = [
+            (entry.name, entry.obs_size, entry.act_size, f"{entry.steps:,}" if entry.steps else "") for entry in group
+        ]
+        _print_table(title, ("task", "observations", "actions", "steps in the paper"), rows)
+
+
+def _list_runs(folder: Path, as_json: bool) -> None:
+    if not folder.is_dir():
+        raise UserError(f"{folder} is no folder. Give one that holds runs, such as runs.")
+    found = [state_of(path.parent) for path in sorted(folder.rglob("config.json"))]
+    if as_json:
+        print(json.dumps([asdict(state) for state in found]))
+        return
+    if not found:
+        print(f"{folder} holds no runs.")
+        return
+    rows = [
+        (
+            s.run,
+            s.env,
+            s.seeds,
+            f"{s.step:,}" + (f" of {s.steps:,}" if s.steps else ""),
+            _number(s.last_return),
+            s.state,
+        )
+        for s in found
+    ]
+    _print_table("", ("run", "task", "seeds", "steps", "last return", "state"), rows)
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.5g}"
+
+
+def state_of(folder: Path) -> State:
+    """Reads a run folder; one that cannot be read is listed with the reason."""
+    try:
+        run = read_run(folder)
+        step, last = _progress_of(run)
+    except UserError as problem:
+        return State(str(folder), "?", 0, 0, 0, None, str(problem))
+    state = "running" if _is_locked(folder) else "done" if step >= run.steps else "stopped"
+    return State(str(folder), run.name, len(run.seeds), step, run.steps, last, state)
+
+
+def _progress_of(run: Run) -> tuple[int, float | None]:
+    """The last checkpoint's step, or that of the last test where there are no checkpoints; and that test's return."""
+    tests = run.evaluations()
+    last = max(tests, default=None)
+    kept = run.folder / "checkpoints"
+    steps = [int(path.name) for path in kept.iterdir() if path.name.isdecimal()] if kept.is_dir() else []
+    value = None if last is None else sum(tests[last].values()) / len(tests[last])
+    return max([*steps, last or 0]), value
+
+
+def _is_locked(folder: Path) -> bool:
+    try:
+        with (folder / ".lock").open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _print_table(title: str, names: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
+    table = Table(title=title or None, title_justify="left")
+    for k, name in enumerate(names):
+        is_number = bool(rows) and isinstance(rows[0][k], int)
+        table.add_column(name, justify="right" if is_number else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*map(str, row))
+    Console().print(table)

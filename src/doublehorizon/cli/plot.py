@@ -1,0 +1,190 @@
+"""`doublehorizon plot`."""
+
+import csv
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+import tyro
+
+from doublehorizon.analysis.aggregate import Interval, Scores, aggregate, profile
+from doublehorizon.analysis.curves import Curves, common_steps, find_curves, mean_and_interval, task_of
+from doublehorizon.analysis.figures import draw_aggregates, draw_curves, draw_profiles, new_figure, save_figure
+from doublehorizon.errors import UserError
+
+_EXAMPLES = """Draws learning curves: mean and 95% interval over seeds, one picture per task.
+
+examples:
+  doublehorizon plot runs/hopper
+  doublehorizon plot default=runs/hopper light=runs/hopper-light --out hopper.svg
+  doublehorizon plot runs/gym --reference published=FOLDER        # a folder of runs, and published curves
+  doublehorizon plot runs/hopper --x time --csv hopper.csv
+
+A path is a run folder, a folder of runs, or a CSV file with the columns step,reward,seed (and time). Paths with the
+same label are one method. With several tasks the figure ends with IQM, median and mean over tasks and a profile."""
+
+
+@dataclass
+class Plot:
+    """What `doublehorizon plot` takes."""
+
+    runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[LABEL=]PATH")]
+    """What to draw."""
+    reference: tuple[str, ...] = ()
+    """[LABEL=]FOLDER with published curves, one CSV file per task."""
+    out: Path = Path("curves.png")
+    """The figure: .png, .svg or .pdf."""
+    x: Literal["steps", "time"] = "steps"
+    """What the curves are drawn against."""
+    until: int | None = None
+    """The last step to draw. Default: the last that the runs have."""
+    csv: Path | None = None
+    """Also write the curves' means and intervals into this file."""
+    json: bool = False
+    """Print the last returns, and the scores over tasks, as JSON."""
+
+
+Sets = dict[str, dict[str, tuple[Curves, Curves | None]]]
+"""Curves, with their times, by task and label."""
+
+
+def run(arguments: list[str]) -> int:
+    """Parses, draws, and prints the last returns."""
+    options = tyro.cli(Plot, prog="doublehorizon plot", description=_EXAMPLES, args=arguments)
+    if not options.runs:
+        raise UserError("there is nothing to draw: give at least one run folder.")
+    sets = _collect(options)
+    until = options.until or max(max(curve) for task in sets.values() for curve in _first(task).values())
+    scores = _scores(sets, until, list(sets and next(iter(sets.values()))))
+    _draw(options, sets, until, scores)
+    if options.csv is not None:
+        _write_csv(sets, until, options.csv)
+    print(json.dumps(_summary(sets, until, scores, options.out)) if options.json else _words(sets, until, scores))
+    if not options.json:
+        print(options.out)
+    return 0
+
+
+def _first(task: dict[str, tuple[Curves, Curves | None]]) -> Curves:
+    return next(iter(task.values()))[0]
+
+
+def _collect(options: Plot) -> Sets:
+    sets: Sets = {}
+    for text in options.runs:
+        label, path = _labelled(text)
+        for folder in _run_folders(path):
+            task = task_of(folder) or folder.stem
+            _add(sets, task, label, folder, None, options.x == "time")
+    for text in options.reference:
+        label, path = _labelled(text)
+        for task in sets:
+            _add(sets, task, label, path, task, options.x == "time")
+    return sets
+
+
+def _add(sets: Sets, task: str, label: str, path: Path, name: str | None, with_times: bool) -> None:
+    place = sets.setdefault(task, {})
+    if label in place:
+        raise UserError(f"two curves of {task} have the label {label!r}. Give them labels of their own: LABEL=PATH.")
+    times = find_curves(path, name, "time") if with_times else None
+    place[label] = (find_curves(path, name), times)
+
+
+def _labelled(text: str) -> tuple[str, Path]:
+    label, separator, path = text.partition("=")
+    if separator and not Path(text).exists():
+        return label, Path(path)
+    return Path(text).resolve().name, Path(text)
+
+
+def _run_folders(path: Path) -> list[Path]:
+    """A run folder or file itself; else the runs inside."""
+    if path.is_file() or (path / "eval.csv").is_file():
+        return [path]
+    found = sorted(file.parent for file in path.rglob("eval.csv"))
+    if not found:
+        raise UserError(f"{path} holds no run (no eval.csv). Give a run folder, a folder of runs, or a CSV file.")
+    return found
+
+
+def _scores(sets: Sets, until: int, labels: list[str]) -> dict[str, Scores]:
+    """Last returns of the methods that every task has, by those of the last of these methods: a reference if there is
+    one. Nothing where there are fewer than two tasks."""
+    labels = [label for label in labels if all(label in task for task in sets.values())]
+    if len(sets) < 2 or not labels:
+        return {}
+    scores: dict[str, Scores] = {label: {} for label in labels}
+    for task, methods in sets.items():
+        step = min(common_steps(methods[label][0], until)[-1] for label in labels)
+        finals = {label: np.array([curve[step] for curve in methods[label][0].values()]) for label in labels}
+        scale = float(np.mean(finals[labels[-1]]))
+        for label in labels:
+            scores[label][task] = finals[label] / scale
+    return scores
+
+
+def _draw(options: Plot, sets: Sets, until: int, scores: dict[str, Scores]) -> None:
+    count = len(sets) + (2 if scores else 0)
+    columns = min(3, count)
+    figure, axes = new_figure(-(-count // columns), columns)
+    for place, (task, methods) in zip(axes, sets.items(), strict=False):
+        draw_curves(place, methods, task, until)
+    if scores:
+        highest = max(float(np.max(runs)) for method in scores.values() for runs in method.values())
+        taus = np.linspace(0.0, highest, 101)
+        draw_aggregates(axes[len(sets)], {label: aggregate(method) for label, method in scores.items()})
+        draw_profiles(axes[len(sets) + 1], taus, {label: profile(method, taus) for label, method in scores.items()})
+    for place in axes[count:]:
+        place.set_visible(False)
+    save_figure(figure, options.out)
+
+
+def _write_csv(sets: Sets, until: int, path: Path) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(["task", "label", "step", "mean", "low", "high", "seeds"])
+            for task, methods in sets.items():
+                for label, (curves, _) in methods.items():
+                    steps = common_steps(curves, until)
+                    mean, half = mean_and_interval(curves, steps)
+                    for step, value, spread in zip(steps, mean, half, strict=True):
+                        writer.writerow([task, label, step, value, value - spread, value + spread, len(curves)])
+    except OSError as problem:
+        raise UserError(f"{path} cannot be written: {problem.strerror}.") from problem
+
+
+def _last(curves: Curves, until: int) -> tuple[int, Interval]:
+    step = common_steps(curves, until)[-1]
+    mean, half = mean_and_interval(curves, [step])
+    return step, Interval(float(mean[0]), float(mean[0] - half[0]), float(mean[0] + half[0]))
+
+
+def _summary(sets: Sets, until: int, scores: dict[str, Scores], out: Path) -> dict:
+    return {
+        "figure": str(out),
+        "last": {
+            task: {label: {"step": _last(c, until)[0], **asdict(_last(c, until)[1])} for label, (c, _) in m.items()}
+            for task, m in sets.items()
+        },
+        "over_tasks": {
+            label: {name: asdict(value) for name, value in aggregate(method).items()}
+            for label, method in scores.items()
+        },
+    }
+
+
+def _words(sets: Sets, until: int, scores: dict[str, Scores]) -> str:
+    lines = []
+    for task, methods in sets.items():
+        for label, (curves, _) in methods.items():
+            step, last = _last(curves, until)
+            lines.append(f"{task}  {label}: {last.value:.1f} [{last.low:.1f}, {last.high:.1f}] at {step}")
+    for label, method in scores.items():
+        found = "  ".join(f"{n} {v.value:.3f} [{v.low:.3f}, {v.high:.3f}]" for n, v in aggregate(method).items())
+        lines.append(f"all tasks  {label}: {found}")
+    return "\n".join(lines)

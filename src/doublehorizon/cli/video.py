@@ -1,0 +1,65 @@
+"""`doublehorizon video`."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from rich.console import Console
+from rich.progress import Progress
+
+from doublehorizon.errors import UserError
+
+_EXAMPLES = """Films the policies of a run: RUN/video/seed<k>.mp4, without a display.
+
+examples:
+  doublehorizon video runs/hopper
+  doublehorizon video runs/hopper --seeds 0 --episodes 3 --out films"""
+
+
+@dataclass
+class Video:
+    """What `doublehorizon video` takes."""
+
+    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """The run folder."""
+    episodes: int = 1
+    """Episodes per seed, one after the other in one film."""
+    seeds: tuple[int, ...] = ()
+    """Whose policies. Default: all."""
+    out: Path | None = None
+    """The folder for the films. Default: RUN/video."""
+    env: str | None = None
+    """module:function that makes the environment, if the run was trained on one; it is called with
+    render_mode="rgb_array" if it takes that."""
+
+
+def run(arguments: list[str]) -> int:
+    """Parses, films, and names the files."""
+    options = tyro.cli(Video, prog="doublehorizon video", description=_EXAMPLES, args=arguments)
+    if options.episodes < 1:
+        raise UserError(f"--episodes is {options.episodes}, but at least 1 is needed.")
+    _render_without_display()
+
+    from doublehorizon.film import film
+    from doublehorizon.runs import read_run
+
+    found = read_run(options.run)
+    policies = found.policies(list(options.seeds))
+    folder = options.out or options.run / "video"
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        for seed, policy in policies.items():
+            task = bar.add_task(f"filming seed {seed}", total=None)
+            path = folder / f"seed{seed}.mp4"
+            total = film(found, seed, policy, path, options.episodes, options.env, lambda t=task: bar.advance(t))
+            bar.remove_task(task)
+            print(f"{path}  (return {total:.1f})")
+    return 0
+
+
+def _render_without_display() -> None:
+    """Must be said before a simulator is imported: draw into memory, where there is no screen."""
+    if not any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "MUJOCO_GL")):
+        os.environ["MUJOCO_GL"] = "egl"
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
