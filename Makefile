@@ -16,7 +16,7 @@ test: .venv/.dev
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-all: .venv/.dev
-	$(BIN)/python -m pytest -m "slow or not slow"
+	$(BIN)/python -m pytest -m "slow or not slow" -n 2 --dist loadfile
 
 lint: .venv/.dev
 	$(BIN)/ruff format --check .

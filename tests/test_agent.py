@@ -10,7 +10,6 @@ from doublehorizon import agent
 from doublehorizon.config import PAPER, Config, Horizons
 from doublehorizon.devices import Program
 from doublehorizon.envs.make import describe, factory, make
-from doublehorizon.logs import View
 from doublehorizon.progress import Progress, begin
 from doublehorizon.rollouts import no_nudges, training_rollout
 from doublehorizon.seats import Recipe
@@ -24,6 +23,7 @@ from doublehorizon.updates import (
     fresh_moments,
     joint_update,
 )
+from doublehorizon.view import View
 from doublehorizon.workers import Crew
 from worlds import TINY
 
@@ -35,7 +35,7 @@ def run(seeds: list[int], steps: int, env: str = "Pendulum-v1", spec=SPEC, confi
     progress = begin(config, spec, seeds, steps)
     progress.goal = steps
     with Crew(Recipe(factory(env), spec), seeds) as crew, View(env, steps, quiet=True) as view:
-        train(progress, crew, None, view, None)
+        train(progress, crew, None, view)
     return progress
 
 

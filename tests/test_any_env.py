@@ -11,7 +11,7 @@ from gymnasium.spaces import Box
 
 import doublehorizon as dh
 from doublehorizon.config import LoopConfig
-from doublehorizon.logs import View
+from doublehorizon.view import View
 from worlds import TINY
 
 

@@ -16,14 +16,14 @@ from test_checkpoints import same_end
 ANNOUNCED = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that runs tests in the background turns it off
-from doublehorizon import durable, evaluations, logs
+from doublehorizon import durable, evaluations, view
 def announce(owner, name, words):
     inner = getattr(owner, name)
     def outer(*arguments, **named):
         print("doing", words(*arguments), file=sys.stderr, flush=True)
         return inner(*arguments, **named)
     setattr(owner, name, outer)
-announce(logs.View, "phase", lambda self, news: news)
+announce(view.View, "phase", lambda self, news: news)
 announce(durable, "write_file", lambda path, content: f"writing {path.name}")
 announce(evaluations.Evaluations, "start", lambda self: "testing")
 from doublehorizon.cli import main

@@ -5,20 +5,28 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from doublehorizon import presets as presets
+    from doublehorizon import trackers as trackers
     from doublehorizon.api import DHMBPO as DHMBPO
     from doublehorizon.config import Config as Config
     from doublehorizon.errors import UserError as UserError
     from doublehorizon.policy import load_policy as load_policy
+    from doublehorizon.train import Callback as Callback
 
 __version__ = "0.1.0"
-__all__ = ["DHMBPO", "Config", "UserError", "__version__", "load_policy", "presets"]
+__all__ = ["DHMBPO", "Callback", "Config", "UserError", "__version__", "load_policy", "presets", "trackers"]
 
-_HOMES = {"DHMBPO": "api", "Config": "config", "UserError": "errors", "load_policy": "policy"}
+_HOMES = {
+    "DHMBPO": "api",
+    "Callback": "train",
+    "Config": "config",
+    "UserError": "errors",
+    "load_policy": "policy",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name == "presets":
-        return import_module("doublehorizon.presets")
+    if name in ("presets", "trackers"):
+        return import_module(f"doublehorizon.{name}")
     if name in _HOMES:
         return getattr(import_module(f"doublehorizon.{_HOMES[name]}"), name)
     raise AttributeError(f"module 'doublehorizon' has no attribute {name!r}")

@@ -8,9 +8,9 @@ import numpy as np
 from doublehorizon import agent
 from doublehorizon.envs.termination import Rule
 from doublehorizon.errors import UserError
-from doublehorizon.logs import View
 from doublehorizon.progress import Programs, Progress
 from doublehorizon.seats import Batch
+from doublehorizon.view import View
 
 _ROUNDING = 1e-6  # relative, ten times that of float32: environments decide on what they hold themselves
 

@@ -1,6 +1,6 @@
 """`DHMBPO`: the agent as an object with Stable-Baselines3's habits."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,17 +14,18 @@ from doublehorizon.config import Config, seed_iterations, steps_per_iteration
 from doublehorizon.data import Source, load_transitions
 from doublehorizon.determinism import DETERMINISTIC_FLAG, asked_for_determinism
 from doublehorizon.devices import Devices, find_devices, forget_programs, using
-from doublehorizon.envs.check import complaints
+from doublehorizon.envs.check import complaints, is_users_own
 from doublehorizon.envs.make import EnvLike, EnvSpec, Simulator, describe, factory
 from doublehorizon.envs.spaces import flat_observations
 from doublehorizon.errors import UserError
-from doublehorizon.logs import View
 from doublehorizon.policy import NumpyPolicy, load_policy
 from doublehorizon.progress import Archived, Knowledge, Progress, begin, capacity_for, extend
 from doublehorizon.saved import read_newest, restore
 from doublehorizon.seats import Recipe, Seat
 from doublehorizon.signals import stoppable
-from doublehorizon.train import Callback, train
+from doublehorizon.trackers import Tracker
+from doublehorizon.train import CallbackLike, train
+from doublehorizon.view import View
 from doublehorizon.workers import Crew
 
 
@@ -82,7 +83,7 @@ class DHMBPO:
         sample = self._make_env()
         self._spec = describe(sample, self.config, env if isinstance(env, str) else None, termination_rule)
         self._obs_space, self._act_shape = sample.observation_space, sample.action_space.shape or ()
-        self._notes = complaints(sample, self._spec.name) if check and _is_users_own(sample) else []
+        self._notes = complaints(sample, self._spec.name) if check and is_users_own(sample) else []
         if not self._is_object:
             sample.close()
         prior = None if data is None else load_transitions(data, self._spec, self.config.fit.held_out_every)
@@ -97,8 +98,9 @@ class DHMBPO:
         total_timesteps: int,
         *,
         out: str | Path | None = None,
-        callback: Callback | None = None,
+        callback: CallbackLike = None,
         progress_bar: bool = False,
+        trackers: Sequence[Tracker] = (),
     ) -> "DHMBPO":
         """Trains for `total_timesteps` more simulator steps per seed, rounded up to whole iterations.
 
@@ -106,15 +108,26 @@ class DHMBPO:
             total_timesteps: steps of each seed, random ones at the start included.
             out: a folder for `config.json`, `eval.csv`, `progress.csv`, the policies and checkpoints; a new one, or
                 that in which this agent, or the one it was loaded from, has been learning.
-            callback: called after each iteration with the run's `Progress`; returning False stops.
-            progress_bar: show how far it is.
+            callback: a `dh.Callback`, or a function that is called after each iteration with the run's `Progress`;
+                returning False stops.
+            progress_bar: show how far it is, on a terminal or in a notebook.
+            trackers: other places for its figures, such as `dh.trackers.TensorBoard(folder)`; they stay open.
         """
         if total_timesteps < 1:
             raise UserError(f"total_timesteps is {total_timesteps}, but at least 1 is needed.")
-        self._learn_to(self.num_timesteps + self._rounded(total_timesteps), out, callback, progress_bar)
+        goal = self.num_timesteps + self._rounded(total_timesteps)
+        self._learn_to(goal, out, callback, progress_bar, trackers)
         return self
 
-    def resume(self, run: str | Path, steps: int | None = None, *, progress_bar: bool = False) -> "DHMBPO":
+    def resume(
+        self,
+        run: str | Path,
+        steps: int | None = None,
+        *,
+        callback: CallbackLike = None,
+        progress_bar: bool = False,
+        trackers: Sequence[Tracker] = (),
+    ) -> "DHMBPO":
         """Goes on in the run folder from which this agent was loaded, to as many simulator steps per seed in all as the
         run was started for, or to `steps`, rounded up to whole iterations."""
         if self._progress is None or self._folder != Path(run).resolve():
@@ -122,11 +135,11 @@ class DHMBPO:
         goal = self._progress.goal if steps is None else self._rounded(steps)
         if goal < self.num_timesteps:
             raise UserError(f"the run stands at step {self.num_timesteps} already, but steps is {steps}.")
-        self._learn_to(goal, run, progress_bar=progress_bar)
+        self._learn_to(goal, run, callback, progress_bar, trackers)
         return self
 
     def _learn_to(
-        self, goal: int, out: str | Path | None, callback: Callback | None = None, progress_bar: bool = False
+        self, goal: int, out: str | Path | None, callback: CallbackLike, progress_bar: bool, trackers: Sequence[Tracker]
     ) -> None:
         """Trains until `goal` simulator steps per seed are done in all."""
         self._check_readiness()
@@ -146,7 +159,7 @@ class DHMBPO:
             for note in self._notes:
                 view.warn(note)
             self._notes = []
-            train(progress, crew, folder, view, callback)
+            train(progress, crew, folder, view, callback, trackers)
 
     def _rounded(self, steps: int) -> int:
         """Simulator steps of as many whole iterations as contain so many."""
@@ -250,7 +263,7 @@ class DHMBPO:
         return iterations * steps_per_iteration(self.config, self.spec.time_limit) * self.spec.action_repeat
 
     def last_returns(self) -> dict[int, float]:
-        """The most recent test return of each seed."""
+        """Each seed's most recent test return."""
         return {} if self._progress is None else self._progress.last_returns()
 
     def save(self, path: str | Path) -> None:
@@ -320,14 +333,6 @@ class DHMBPO:
             f"{spec.name}: {spec.obs_size} observations, {spec.act_size} actions; episodes end {_ends(spec)}; "
             f"{len(self.seeds)} seed(s) to {total} steps, {steps} per iteration, on {_words(self._devices)}"
         )
-
-
-def _is_users_own(env: gym.Env) -> bool:
-    """Whether it, or one of its wrappers, comes neither from Gymnasium nor from here."""
-    layers: list[Any] = [env]
-    while isinstance(layers[-1], gym.Wrapper):
-        layers.append(layers[-1].env)
-    return any(type(layer).__module__.split(".")[0] not in ("gymnasium", "doublehorizon") for layer in layers)
 
 
 def _ends(spec: EnvSpec) -> str:

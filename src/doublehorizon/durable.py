@@ -93,11 +93,11 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def refuse_links(folder: Path) -> None:
-    """A folder that somebody else made must not lead a writer out of it."""
-    for root, folders, files in os.walk(folder):
-        for name in (*folders, *files):
-            path = Path(root) / name
+def refuse_links(folder: Path, inside: tuple[str, ...] = ()) -> None:
+    """A folder that somebody else made must not lead a writer out of it; nor may those of its folders into which is
+    written."""
+    for root in (folder, *(folder / name for name in inside)):
+        for path in root.iterdir() if root.is_dir() else ():
             if path.is_symlink():
                 raise UserError(
                     f"{path} is a link, but a run folder must hold its files itself: a link could lead writing "

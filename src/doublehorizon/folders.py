@@ -20,7 +20,7 @@ def opened(folder: Path, step: int | None) -> Iterator[None]:
         raise UserError(
             f"{folder} already holds a run. Go on with it (doublehorizon resume {folder}), or choose another folder."
         )
-    refuse_links(folder)
+    refuse_links(folder, ("checkpoints", "replay", "policy"))
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as problem:

@@ -13,8 +13,8 @@ from doublehorizon import agent, health
 from doublehorizon.agent import AgentState
 from doublehorizon.devices import fetch
 from doublehorizon.errors import RunError
-from doublehorizon.logs import View
 from doublehorizon.progress import Progress
+from doublehorizon.view import View
 
 _MOST_REPEATS = 3
 

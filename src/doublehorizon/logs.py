@@ -1,23 +1,13 @@
-"""What a run leaves behind as text: `eval.csv` and `progress.csv`; and the live view of it."""
+"""What a run leaves behind as text: `eval.csv` and `progress.csv`; and what it hands on to trackers."""
 
 import csv
 import os
-import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    SpinnerColumn,
-    TextColumn,
-    TimeElapsedColumn,
-)
 
 from doublehorizon.durable import told
 from doublehorizon.errors import UserError
+from doublehorizon.trackers import Tracker
 
 
 class CsvLog:
@@ -74,98 +64,35 @@ def _header(path: Path) -> list[str] | None:
 
 
 class RunLogs:
-    """The two logs of a run: `progress.csv` and `eval.csv`. Without a folder their sizes stay what they were."""
+    """The two logs of a run, `progress.csv` and `eval.csv`, and its trackers. Without a folder their sizes stay what
+    they were."""
 
-    def __init__(self, folder: Path | None, sizes: Mapping[str, int]):
-        self._sizes = None if folder else dict(sizes)
-
+    def __init__(self, folder: Path | None, sizes: Mapping[str, int], trackers: Sequence[Tracker] = ()):
         def log(name: str, columns: list[str] | None = None) -> CsvLog:
             return CsvLog(folder and folder / name, columns, sizes.get(name, 0))
 
-        self.progress = log("progress.csv")
-        self.evaluation = log("eval.csv", ["step", "time", "reward", "seed"])
+        self._sizes, self._trackers = None if folder else dict(sizes), trackers
+        self._progress = log("progress.csv")
+        self._evaluation = log("eval.csv", ["step", "time", "reward", "seed"])
+
+    @property
+    def lost(self) -> int:
+        """Bytes that should be there and are not."""
+        return self._progress.lost + self._evaluation.lost
+
+    def progress(self, step: int, iteration: int, seed: int, figures: Mapping[str, float | int]) -> None:
+        """A seed's figures of an iteration."""
+        self._progress.append({"time/total_timesteps": step, "time/iterations": iteration, "seed": seed, **figures})
+        for tracker in self._trackers:
+            tracker.track(step, seed, figures)
+
+    def evaluation(self, step: int, seconds: float, reward: float, seed: int) -> None:
+        """A seed's test return."""
+        self._evaluation.append({"step": step, "time": seconds, "reward": reward, "seed": seed})
+        for tracker in self._trackers:
+            tracker.track(step, seed, {"eval/mean_reward": reward})
 
     def sizes(self) -> dict[str, int]:
-        return (
-            self._sizes
-            if self._sizes is not None
-            else {"progress.csv": self.progress.size, "eval.csv": self.evaluation.size}
-        )
-
-
-class View:
-    """A progress bar on a terminal, plain lines elsewhere, nothing if `quiet`."""
-
-    def __init__(self, name: str, total_steps: int, quiet: bool = False):
-        self._name, self._total, self._quiet = name, total_steps, quiet
-        console = Console(stderr=True)
-        self._live = console.is_terminal and not quiet
-        self._progress = Progress(
-            SpinnerColumn(),
-            TextColumn("[bold]{task.description}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[left]}"),
-            TextColumn("{task.fields[news]}"),
-            TimeElapsedColumn(),
-            console=console,
-            disable=not self._live,
-        )
-        self._bar = self._progress.add_task(name, total=total_steps, left="", news="starting")
-        self._news, self._returns = "starting", ""
-
-    def __enter__(self) -> "View":
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def say(self, line: str) -> None:
-        """A line that stays."""
-        if not self._quiet:
-            self._progress.console.print(line, highlight=False, markup=False, soft_wrap=True)
-
-    def warn(self, line: str) -> None:
-        """A line that must be seen: a Python warning where nothing is shown."""
-        if self._quiet:
-            warnings.warn(line, stacklevel=2)
-        self.say(line)
-
-    def phase(self, news: str) -> None:
-        """What is being done now."""
-        self._news = news
-        self._show()
-
-    def advance(self, step: int, seconds_left: float | None = None) -> None:
-        """So many steps are done, and the rest takes at most so long, if that is known. Where there is no terminal
-        this is a line of its own."""
-        left = "" if seconds_left is None else f"at most {_clock(seconds_left)} left"
-        self._progress.update(self._bar, completed=step, left=left)
-        self._show()
-        if not self._live:
-            self.say("  ".join(filter(None, [f"{self._name}  step {step}/{self._total}", left, self._returns])))
-
-    def estimated(self, seconds: float) -> None:
-        """How long the whole run will take, as soon as it can be told."""
-        hint = ""
-        if seconds > 2 * 3600:
-            hint = ". The preset light needs far less time on a CPU; a GPU is faster by two orders of magnitude"
-        self.say(f"{self._name}  the whole run takes at most about {_clock(seconds)} here{hint}")
-
-    def evaluated(self, step: int, returns: list[float]) -> None:
-        """A test return per seed."""
-        mean = sum(returns) / len(returns)
-        spread = f" (seeds: {min(returns):.4g} to {max(returns):.4g})" if len(returns) > 1 else ""
-        self._returns = f"return {mean:.4g} at {step}"
-        self.say(f"{self._name}  step {step}: test return {mean:.5g}{spread}")
-        self._show()
-
-    def _show(self) -> None:
-        self._progress.update(self._bar, news="  ".join(filter(None, [self._returns, self._news])))
-
-
-def _clock(seconds: float) -> str:
-    minutes, second = divmod(round(max(0.0, seconds)), 60)
-    hour, minute = divmod(minutes, 60)
-    return f"{hour}:{minute:02d}:{second:02d}"
+        if self._sizes is not None:
+            return self._sizes
+        return {"progress.csv": self._progress.size, "eval.csv": self._evaluation.size}

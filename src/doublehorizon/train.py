@@ -1,6 +1,6 @@
 """The loop around the algorithm: collect, learn, evaluate, log, keep. Host code; the arithmetic is in `agent.py`."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,15 +14,44 @@ from doublehorizon.errors import RunError
 from doublehorizon.estimate import seconds_left
 from doublehorizon.evaluations import Evaluations
 from doublehorizon.learning import Clock, Metrics, learn
-from doublehorizon.logs import CsvLog, RunLogs, View
+from doublehorizon.logs import RunLogs
 from doublehorizon.progress import Programs, Progress, Snapshot, prior_batch
 from doublehorizon.signals import unstoppable
+from doublehorizon.trackers import Tracker
+from doublehorizon.view import View
 from doublehorizon.workers import Crew
 
-Callback = Callable[[Progress], bool | None]
+
+class Callback:
+    """What a user wants done on the way. Each method may return False to stop the run; a plain function in its place is
+    called as `on_iteration`."""
+
+    def on_iteration(self, progress: Progress) -> bool | None:
+        """After each iteration; `progress.step`, `progress.policies` and `progress.last_returns()` tell how it goes."""
+
+    def on_evaluation(self, progress: Progress, step: int, returns: dict[int, float]) -> bool | None:
+        """When the test that was started at `step` is done: the mean return of each seed."""
 
 
-def train(progress: Progress, crew: Crew, out: Path | None, view: View, callback: Callback | None) -> None:
+CallbackLike = Callback | Callable[[Progress], Any] | None
+
+
+class _Function(Callback):
+    def __init__(self, function: Callable[[Progress], Any]):
+        self._function = function
+
+    def on_iteration(self, progress: Progress) -> bool | None:
+        return self._function(progress)
+
+
+def train(
+    progress: Progress,
+    crew: Crew,
+    out: Path | None,
+    view: View,
+    callback: CallbackLike = None,
+    trackers: Sequence[Tracker] = (),
+) -> None:
     """Iterates until the run's goal is reached, or the callback returns False. However it ends, the run stands at the
     end of an iteration, and `out` holds a checkpoint of that."""
     boundary = progress.snapshot(progress.log_sizes)
@@ -30,9 +59,10 @@ def train(progress: Progress, crew: Crew, out: Path | None, view: View, callback
     try:
         if not progress.log_sizes:  # a new folder has a checkpoint first of all: there always is one to go on from
             keeper.keep_first(boundary)
-        logs = _opened_logs(progress, out, view)
+        logs = _opened_logs(progress, out, view, trackers)
         boundary = progress.snapshot(logs.sizes())
         keeper.keep(boundary)
+        callback = callback if isinstance(callback, Callback) else _Function(callback or (lambda progress: None))
         for boundary in _boundaries(progress, crew, logs, view, callback):
             keeper.offer(boundary)
     except BaseException:
@@ -45,54 +75,57 @@ def train(progress: Progress, crew: Crew, out: Path | None, view: View, callback
         keeper.keep_last(boundary)
 
 
-def _boundaries(
-    progress: Progress, crew: Crew, logs: RunLogs, view: View, callback: Callback | None
-) -> Iterator[Snapshot]:
+def _boundaries(progress: Progress, crew: Crew, logs: RunLogs, view: View, callback: Callback) -> Iterator[Snapshot]:
     """The run itself: a snapshot after each iteration, and one at the end."""
-    evaluations = Evaluations(progress, crew, view, logs.evaluation)
+    evaluations = Evaluations(progress, crew, view, logs)
     clock = Clock(progress.seconds)
-    view.advance(progress.step)
+    view.begin(progress.step, progress.returns)
     if progress.programs is None:
         progress.programs = Programs(progress)
     if progress.iteration == 0:
-        _learn_from_records(progress, clock, logs.progress, view)
+        _learn_from_records(progress, clock, logs, view)
         evaluations.start()
     going = True
     while going and progress.step < progress.goal:
         metrics = _iterate(progress, crew, clock, view)
         if metrics is not None:
-            _log_progress(logs.progress, progress, metrics, clock.laps | _elapsed(progress))
+            _log_progress(logs, progress, metrics, clock.laps | _elapsed(progress))
         if _is_evaluation(progress):
             evaluations.start()
             progress.episodes = crew.episodes  # an environment object has been reset
-        evaluations.gather()
+        going = _told(callback, progress, evaluations.gather())
         _show_progress(progress, metrics, clock.laps, view)
-        going = callback is None or callback(progress) is not False
+        going = callback.on_iteration(progress) is not False and going
         yield progress.snapshot(logs.sizes())
     if progress.policies is not None:
         evaluations.start()
     view.phase("evaluating")
-    evaluations.gather(block=True)
+    _told(callback, progress, evaluations.gather(block=True))
     _tell_notes(crew, view)
     progress.episodes = crew.episodes
     yield progress.snapshot(logs.sizes())
 
 
-def _opened_logs(progress: Progress, out: Path | None, view: View) -> RunLogs:
-    logs = RunLogs(out, progress.log_sizes)
-    if logs.progress.lost or logs.evaluation.lost:
+def _told(callback: Callback, progress: Progress, tests: list[int]) -> bool:
+    """Tells of tests that are done; whether to go on."""
+    return all([callback.on_evaluation(progress, step, progress.returns[step]) is not False for step in tests])
+
+
+def _opened_logs(progress: Progress, out: Path | None, view: View, trackers: Sequence[Tracker]) -> RunLogs:
+    logs = RunLogs(out, progress.log_sizes, trackers)
+    if logs.lost:
         view.warn(f"{out}: progress.csv or eval.csv is shorter than it was; its last rows are missing")
     return logs
 
 
-def _learn_from_records(progress: Progress, clock: Clock, log: CsvLog, view: View) -> None:
+def _learn_from_records(progress: Progress, clock: Clock, logs: RunLogs, view: View) -> None:
     """Where what was recorded before is enough, the first policy comes from it alone: nothing random is done."""
     if progress.first_fit > 0 or progress.policies is not None:
         return
     ends = check_termination(progress, prior_batch(progress), view)
     metrics = ends | learn(progress, clock, view)
     progress.seconds = clock.total()
-    _log_progress(log, progress, metrics, {"time/collect_seconds": 0.0, **clock.laps, **_elapsed(progress)})
+    _log_progress(logs, progress, metrics, {"time/collect_seconds": 0.0, **clock.laps, **_elapsed(progress)})
 
 
 def _elapsed(progress: Progress) -> dict[str, float]:
@@ -102,7 +135,7 @@ def _elapsed(progress: Progress) -> dict[str, float]:
 def _show_progress(progress: Progress, metrics: Metrics | None, laps: dict[str, float], view: View) -> None:
     """Where the run stands and, once something was learnt, how long the rest takes at most."""
     if metrics is None:
-        view.advance(progress.step)
+        view.advance(progress.step, progress.iteration)
         return
     steps, first = progress.iteration_steps, progress.iteration == progress.first_fit
     last = -(-progress.goal // (steps * progress.spec.action_repeat))
@@ -110,7 +143,8 @@ def _show_progress(progress: Progress, metrics: Metrics | None, laps: dict[str, 
     done = (plan, float(np.mean(metrics["model/epochs"])), laps)
     rows = [progress.stored_at(i) for i in range(progress.iteration + 1, last + 1)]
     left = seconds_left(progress.config, progress.task, steps, rows, done)
-    view.advance(progress.step, left)
+    figures = {name: float(np.mean(value)) for name, value in metrics.items()}
+    view.advance(progress.step, progress.iteration, left, figures)
     if first:
         view.estimated(progress.seconds + left)
 
@@ -142,11 +176,7 @@ def _is_evaluation(progress: Progress) -> bool:
     return progress.policies is not None and (due or progress.iteration == progress.first_fit)
 
 
-def _log_progress(log: CsvLog, progress: Progress, metrics: Metrics, seconds: dict[str, float]) -> None:
+def _log_progress(logs: RunLogs, progress: Progress, metrics: Metrics, seconds: dict[str, float]) -> None:
     for k, seed in enumerate(progress.seeds):
-        row: dict[str, Any] = {
-            "time/total_timesteps": progress.step,
-            "time/iterations": progress.iteration,
-            "seed": seed,
-        }
-        log.append(row | {name: value[k].item() for name, value in sorted(metrics.items())} | seconds)
+        figures = {name: value[k].item() for name, value in sorted(metrics.items())}
+        logs.progress(progress.step, progress.iteration, seed, figures | seconds)

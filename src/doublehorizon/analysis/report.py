@@ -75,7 +75,7 @@ def _mean_curve(path: Path, task: str | None) -> list[list[float]]:
     curves = find_curves(path, task)
     steps = common_steps(curves)
     mean, half = mean_and_interval(curves, steps)
-    return [[s, m, m - h, m + h] for s, m, h in zip(steps, mean.tolist(), half.tolist(), strict=True)]
+    return [[float(s), m, m - h, m + h] for s, m, h in zip(steps, mean.tolist(), half.tolist(), strict=True)]
 
 
 def _final(run: Run, label: str) -> dict[str, Any]:
@@ -103,7 +103,7 @@ def _run(run: Run, label: str) -> dict[str, Any]:
     return {
         "label": label,
         "seeds": [
-            {"label": f"seed {seed}", "points": sorted([step, value] for step, value in curve.items())}
+            {"label": f"seed {seed}", "points": sorted([float(step), value] for step, value in curve.items())}
             for seed, curve in find_curves(run.folder).items()
         ],
         "model": [
@@ -135,7 +135,7 @@ def _over_seeds(
         value = float(row[name] or "nan")
         if math.isfinite(value):
             values[int(row["time/total_timesteps"])].append(value)
-    return [[step, float(summary(found))] for step, found in values.items() if found]
+    return [[float(step), float(summary(found))] for step, found in values.items() if found]
 
 
 def _films(folder: Path) -> list[dict[str, str]]:

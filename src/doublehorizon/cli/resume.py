@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from doublehorizon.cli.running import functions, prepare_jax, report, told_how_to_go_on
+from doublehorizon.cli.running import functions, prepare_jax, report, told_how_to_go_on, tracked
 from doublehorizon.errors import UserError
 
 _EXAMPLES = """Goes on with a run that was stopped, however that happened, from its last checkpoint.
@@ -40,6 +40,10 @@ class Resume:
     """As for train, if the run had one."""
     device: Literal["cpu", "gpu"] | None = None
     """Where to learn. Default: a GPU if JAX sees one."""
+    tensorboard: bool = False
+    """Also write TensorBoard's event files, into RUN/tensorboard."""
+    wandb: bool = False
+    """Also log to Weights & Biases; WANDB_MODE=offline does without an account."""
     quiet: bool = False
     """Show no progress."""
     json: bool = False
@@ -55,8 +59,8 @@ def run(arguments: list[str]) -> int:
 
     given = functions(options.termination_rule, options.reward, options.seed_policy)
     model = DHMBPO.load(options.run, env=options.env, device=options.device, **given)
-    with told_how_to_go_on(model, options.run):
-        model.resume(options.run, options.steps, progress_bar=not options.quiet)
+    with told_how_to_go_on(model, options.run), tracked(options.run, options.tensorboard, options.wandb) as trackers:
+        model.resume(options.run, options.steps, progress_bar=not options.quiet, trackers=trackers)
     report(model.last_returns(), options.run, options.json)
     return 0
 

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +11,7 @@ from doublehorizon.determinism import ask_for_determinism
 from doublehorizon.envs.make import imported
 from doublehorizon.errors import RunError, UserError
 from doublehorizon.signals import Stopped
+from doublehorizon.trackers import TensorBoard, Tracker, WandB
 
 if TYPE_CHECKING:
     from doublehorizon.api import DHMBPO
@@ -48,7 +49,7 @@ def functions(termination_rule: str | None, reward: str | None, policy: str | No
 
 
 @contextmanager
-def told_how_to_go_on(model: "DHMBPO", folder: Path):
+def told_how_to_go_on(model: "DHMBPO", folder: Path) -> Iterator[None]:
     """A run that ends before its goal says where it stands and how it goes on."""
     from doublehorizon.checkpoints import steps_kept  # imports JAX, which the model has done too
 
@@ -59,6 +60,21 @@ def told_how_to_go_on(model: "DHMBPO", folder: Path):
         if kept:
             problem.add_note(f"The run is saved up to step {kept[-1]}; go on with: doublehorizon resume {folder}")
         raise
+
+
+@contextmanager
+def tracked(folder: Path, tensorboard: bool, wandb: bool) -> Iterator[list[Tracker]]:
+    """The trackers that were asked for, in the run folder."""
+    chosen: list[Tracker] = []
+    if tensorboard:
+        chosen.append(TensorBoard(folder / "tensorboard"))
+    if wandb:
+        chosen.append(WandB(folder, run=str(folder)))
+    try:
+        yield chosen
+    finally:
+        for tracker in chosen:
+            tracker.close()
 
 
 def report(returns: dict[int, float], folder: Path, as_json: bool) -> None:

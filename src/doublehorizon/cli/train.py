@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from doublehorizon.cli.running import functions, prepare_jax, report, told_how_to_go_on
+from doublehorizon.cli.running import functions, prepare_jax, report, told_how_to_go_on, tracked
 from doublehorizon.config import PRESETS, Config, preset
 from doublehorizon.errors import UserError
 
@@ -60,6 +60,10 @@ class Train:
     """Let Gymnasium's check_env look at an environment of your own first; it steps it a few times."""
     device: Literal["cpu", "gpu"] | None = None
     """Where to learn. Default: a GPU if JAX sees one."""
+    tensorboard: bool = False
+    """Also write TensorBoard's event files, into RUN/tensorboard."""
+    wandb: bool = False
+    """Also log to Weights & Biases; WANDB_MODE=offline does without an account."""
     quiet: bool = False
     """Show no progress."""
     json: bool = False
@@ -102,8 +106,8 @@ def run(arguments: list[str]) -> int:
             f"--steps is {options.steps}, but training begins with {random_steps} random steps and learns after them. "
             "Ask for more steps, or for fewer random ones with --loop.seed-iterations."
         )
-    with told_how_to_go_on(model, folder):
-        model.learn(options.steps, out=folder, progress_bar=not options.quiet)
+    with told_how_to_go_on(model, folder), tracked(folder, options.tensorboard, options.wandb) as trackers:
+        model.learn(options.steps, out=folder, progress_bar=not options.quiet, trackers=trackers)
     report(model.last_returns(), folder, options.json)
     return 0
 

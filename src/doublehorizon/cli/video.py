@@ -9,6 +9,7 @@ import tyro
 from rich.console import Console
 from rich.progress import Progress
 
+from doublehorizon.durable import refuse_links
 from doublehorizon.errors import UserError
 
 _EXAMPLES = """Films the policies of a run: RUN/video/seed<k>.mp4, without a display.
@@ -48,6 +49,8 @@ def run(arguments: list[str]) -> int:
     found = read_run(options.run)
     policies = found.policies(list(options.seeds))
     folder = options.out or options.run / "video"
+    if options.out is None:
+        refuse_links(options.run)
     with Progress(console=Console(stderr=True), transient=True) as bar:
         for seed, policy in policies.items():
             task = bar.add_task(f"filming seed {seed}", total=None)

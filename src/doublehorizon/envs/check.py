@@ -3,6 +3,7 @@
 import re
 import traceback
 import warnings
+from typing import Any
 
 import gymnasium as gym
 from gymnasium.utils.env_checker import check_env
@@ -39,3 +40,11 @@ def _one_line(words: str) -> str:
     plain = re.sub(r"\x1b\[[0-9;]*m", "", words)
     line = " ".join(re.sub(r"^(WARN|ERROR): ", "", plain).split())
     return line if line.endswith((".", "!", "?")) else line + "."
+
+
+def is_users_own(env: gym.Env) -> bool:
+    """Whether it, or one of its wrappers, comes neither from Gymnasium nor from here."""
+    layers: list[Any] = [env]
+    while isinstance(layers[-1], gym.Wrapper):
+        layers.append(layers[-1].env)
+    return any(type(layer).__module__.split(".")[0] not in ("gymnasium", "doublehorizon") for layer in layers)

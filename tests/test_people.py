@@ -1,0 +1,259 @@
+"""What people look at and take away: tests, plots, reports, films, exports, lists, trackers, the live view."""
+
+import importlib.util
+import io
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import av
+import numpy as np
+import onnxruntime
+import pytest
+from rich.console import Console
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+import doublehorizon as dh
+from doublehorizon.analysis.aggregate import aggregate, iqm, mean, median, profile
+from doublehorizon.analysis.report import write_report
+from doublehorizon.cli import _status
+from doublehorizon.envs.catalogue import GROUPS
+from doublehorizon.envs.make import describe, make
+from doublehorizon.export import export_policy
+from doublehorizon.film import film
+from doublehorizon.runs import read_rows, read_run
+from doublehorizon.view import View, sparkline
+from worlds import TINY
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("people") / "run"
+    board = dh.trackers.TensorBoard(folder / "tensorboard")
+    dh.DHMBPO("Pendulum-v1", seeds=2, config=TINY).learn(80, out=folder, trackers=[board])
+    board.close()
+    return folder
+
+
+def said(capsys, *words: str) -> str:
+    assert _status(list(words)) == 0
+    return capsys.readouterr().out
+
+
+def mistake(capsys, *words: str) -> str:
+    assert _status(list(words)) == 2
+    return capsys.readouterr().err
+
+
+def test_eval_repeats_itself_and_other_episodes_differ(run, capsys):
+    first = json.loads(said(capsys, "eval", str(run), "--episodes", "2", "--json"))["returns"]
+    again = json.loads(said(capsys, "eval", str(run), "--episodes", "1", "--first", "1", "--json"))["returns"]
+    assert set(first) == {"0", "1"} and first["0"][1] == again["0"][0] != first["0"][0]
+    words = said(capsys, "eval", str(run), "--episodes", "2", "--seeds", "1")
+    assert words.startswith("seed 1: ") and "+-" in words
+    assert "has no seed 7" in mistake(capsys, "eval", str(run), "--seeds", "7")
+    assert "obs_size 3" in mistake(capsys, "eval", str(run), "--env", "InvertedPendulum-v5")
+    assert "is no run folder" in mistake(capsys, "eval", str(run / "policy"))
+
+
+def test_an_onnx_file_gives_the_actions_of_predict(run, tmp_path):
+    policy = dh.load_policy(run)
+    (path,) = export_policy(policy, tmp_path / "policy.onnx")
+    session = onnxruntime.InferenceSession(path)
+    obs = np.random.default_rng(0).normal(size=(50, 3), scale=3.0).astype(np.float32)
+    (actions,) = session.run(None, {"observation": obs})
+    np.testing.assert_allclose(actions, policy.predict(obs)[0], atol=1e-5)
+    assert np.abs(actions).max() <= 2.0 + 1e-5  # Pendulum's own units
+
+
+def test_a_numpy_file_comes_with_the_lines_that_run_it(run, tmp_path):
+    policy = dh.load_policy(run)
+    arrays, runner = export_policy(policy, tmp_path / "policy.npz")
+    assert len(runner.read_text().splitlines()) <= 30
+    spec = importlib.util.spec_from_file_location("exported", runner)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    obs = np.random.default_rng(0).normal(size=(50, 3)).astype(np.float32)
+    loaded = module.Policy(arrays)
+    np.testing.assert_allclose(loaded(obs), policy.predict(obs)[0], atol=1e-6)
+    np.testing.assert_allclose(loaded(obs[0]), policy.predict(obs[0])[0], atol=1e-6)
+
+
+def test_export_names_its_files_and_refuses_other_formats(run, tmp_path, capsys):
+    assert said(capsys, "export", str(run), str(tmp_path / "p.npz"), "--seed", "1").split() == [
+        str(tmp_path / "p.npz"),
+        str(tmp_path / "p.py"),
+    ]
+    assert "end it in .onnx or .npz" in mistake(capsys, "export", str(run), str(tmp_path / "p.pt"))
+
+
+def test_a_film_has_every_step_at_real_speed(run, tmp_path):
+    found = read_run(run)
+    total = film(found, 0, found.policies([0])[0], tmp_path / "seed0.mp4")
+    with av.open(str(tmp_path / "seed0.mp4")) as container:
+        stream = container.streams.video[0]
+        frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(stream)]
+        assert float(stream.average_rate) == 30.0  # Pendulum's
+    assert len(frames) == 200 and -2000 < total < 0
+    assert frames[0].std() > 10 and not np.array_equal(frames[0], frames[50])  # a picture, and it moves
+
+
+def test_aggregates_by_hand():
+    scores = {"a": np.array([0.0, 1.0, 2.0, 3.0]), "b": np.array([4.0, 5.0, 6.0, 7.0])}
+    assert iqm(scores) == pytest.approx(3.5)  # the mean of 2, 3, 4, 5
+    assert median(scores) == mean(scores) == 3.5
+    skewed = {"a": np.array([0.0] * 6 + [100.0, 100.0]), "b": np.zeros(8), "c": np.ones(8)}
+    assert iqm(skewed) == pytest.approx(4 / 12)  # of 24 sorted values the middle 12: eight 0, four 1
+    assert median(skewed) == 1.0 and mean(skewed) == pytest.approx(26 / 3)
+    found = aggregate(scores)
+    assert found["mean"].low < 3.5 < found["mean"].high
+    same = aggregate({"a": np.full(4, 2.0), "b": np.full(4, 4.0)})["mean"]
+    assert (same.low, same.value, same.high) == (3.0, 3.0, 3.0)  # runs are drawn within tasks, not across
+    share, low, high = profile(scores, np.array([-1.0, 2.5, 8.0]))
+    np.testing.assert_allclose(share, [1.0, 0.625, 0.0])
+    assert (low <= share).all() and (share <= high).all()
+
+
+def test_plot_draws_runs_and_references_of_several_tasks(run, tmp_path, capsys):
+    for task in ("One", "Two"):
+        other = tmp_path / "runs" / task
+        shutil.copytree(run, other)
+        about = json.loads((other / "config.json").read_text())
+        about["env"]["name"] = f"paper/{task}"
+        (other / "config.json").write_text(json.dumps(about))
+        (tmp_path / "published").mkdir(exist_ok=True)
+        shutil.copy(run / "eval.csv", tmp_path / "published" / f"{task}.csv")
+    words = ["plot", f"ours={tmp_path / 'runs'}", "--reference", str(tmp_path / "published")]
+    figure, table = tmp_path / "a.svg", tmp_path / "a.csv"
+    found = json.loads(said(capsys, *words, "--out", str(figure), "--csv", str(table), "--json"))
+    assert found["over_tasks"]["ours"]["IQM"] == found["over_tasks"]["published"]["IQM"]
+    assert set(found["last"]) == {"One", "Two"} and found["last"]["One"]["ours"]["step"] == 80
+    assert "<svg" in figure.read_text()
+    rows = read_rows(table)
+    assert {(row["task"], row["label"]) for row in rows} == {
+        (task, label) for task in ("One", "Two") for label in ("ours", "published")
+    }
+    assert all(float(row["low"]) <= float(row["mean"]) <= float(row["high"]) for row in rows)
+    assert said(capsys, "plot", str(run), "--x", "time", "--out", str(tmp_path / "b.png")).strip().endswith("b.png")
+    assert (tmp_path / "b.png").read_bytes().startswith(b"\x89PNG")
+    assert "holds no run" in mistake(capsys, "plot", str(tmp_path / "published"))
+    assert "labels of their own" in mistake(capsys, "plot", str(run), str(run))
+    assert ".png, .svg or .pdf" in mistake(capsys, "plot", str(run), "--out", str(tmp_path / "c.xyz"))
+
+
+def test_a_report_holds_what_it_shows_and_nothing_can_break_out_of_it(run, tmp_path):
+    about = json.loads((run / "config.json").read_text())
+    nasty = tmp_path / "run"
+    shutil.copytree(run, nasty)
+    about["env"]["name"] = "</script><script>alert(1)</script>"
+    (nasty / "config.json").write_text(json.dumps(about))
+    write_report([run, nasty], tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    assert "</script><script>alert" not in page and not re.search(r"(src|href)=\"http", page)
+    (content,) = re.findall(r'id="data">(.*?)</script>', page, re.DOTALL)
+    data = json.loads(content)
+    assert len(data["runs"]) == 2 and data["finals"][0]["seeds"] == 2
+    assert [point[0] for point in data["tasks"][0]["curves"][0]["points"]] == [0, 40, 80]
+    assert {phase["name"] for phase in data["runs"][0]["phases"]} >= {"collecting", "fitting the model"}
+
+
+@pytest.mark.slow
+def test_a_browser_draws_the_report_without_complaint(run, tmp_path):
+    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    assert browser, "this test needs Chromium (Debian: chromium)"
+    write_report([run], tmp_path / "report.html")
+    command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--v=0"]
+    page = (tmp_path / "report.html").as_uri()
+    done = subprocess.run([*command, "--dump-dom", page], capture_output=True, text=True, timeout=120)
+    curves = re.findall(r'<path class="curve" d="M([^"]+)"', done.stdout)
+    assert len(curves) >= 8 and all("NaN" not in curve for curve in curves)
+    assert re.search(r"<td>Pendulum-v1</td>", done.stdout)
+    assert "CONSOLE" not in done.stderr, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+
+
+def test_lists_of_tasks_and_runs(run, capsys):
+    words = said(capsys, "list")
+    assert "paper/Hopper" in words and "dmc/cheetah-run" in words and "500,000" in words
+    (found,) = json.loads(said(capsys, "list", str(run.parent), "--json"))
+    assert found["env"] == "Pendulum-v1" and found["step"] == found["steps"] == 80 and found["state"] == "done"
+    assert "no folder" in mistake(capsys, "list", "nowhere")
+
+
+@pytest.mark.parametrize("entry", [entry for group in GROUPS.values() for entry in group], ids=lambda e: e.name)
+def test_the_catalogue_is_right(entry):
+    env = make(entry.name)
+    spec = describe(env)
+    env.close()
+    assert (spec.obs_size, spec.act_size) == (entry.obs_size, entry.act_size)
+
+
+def test_tensorboard_has_the_figures_of_the_logs(run):
+    events = EventAccumulator(str(run / "tensorboard" / "seed1")).Reload()
+    rows = [row for row in read_rows(run / "progress.csv") if row["seed"] == "1"]
+    found = [(event.step, event.value) for event in events.Scalars("train/critic_loss")]
+    assert found == [(int(r["time/total_timesteps"]), pytest.approx(float(r["train/critic_loss"]))) for r in rows]
+    assert [event.step for event in events.Scalars("eval/mean_reward")] == [0, 40, 80]
+
+
+@pytest.mark.slow
+def test_weights_and_biases_works_without_an_account(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    tracker = dh.trackers.WandB(tmp_path)
+    tracker.track(10, 0, {"train/critic_loss": 1.5})
+    tracker.close()
+    assert list(tmp_path.rglob("*.wandb"))
+
+
+def test_callbacks_hear_of_iterations_and_tests_and_can_stop():
+    class Heard(dh.Callback):
+        def __init__(self):
+            self.iterations, self.tests = [], {}
+
+        def on_iteration(self, progress):
+            self.iterations.append(progress.step)
+
+        def on_evaluation(self, progress, step, returns):
+            self.tests[step] = set(returns)
+            return step < 40
+
+    heard = Heard()
+    model = dh.DHMBPO("Pendulum-v1", seeds=2, config=TINY).learn(160, callback=heard)
+    assert heard.tests[0] == {0, 1} and 40 in heard.tests
+    assert heard.iterations[-1] == model.num_timesteps < 160
+
+
+def test_the_live_view_shows_how_far_how_well_and_what_now():
+    console = Console(file=io.StringIO(), force_terminal=True, width=120, legacy_windows=False)
+    with View("Pendulum-v1", 1000, console=console) as view:
+        view.begin(0, {})
+        view.evaluated(0, {0: -1500.0, 1: -1000.0})
+        view.evaluated(400, {0: -300.0, 1: -200.0})
+        view.advance(400, 2, 65.0, {"model/validation_rmse": 0.123, "train/ent_coef": 0.05})
+        view.phase("fitting the model, at most 99 epochs")
+        capture = Console(file=io.StringIO(), width=120)
+        capture.print(view)
+        shown = capture.file.getvalue()  # type: ignore[attr-defined]
+    for words in ("400 of 1,000 steps", "iteration 2", "at most 0:01:05 left", "model error 0.123", "temperature 0.05"):
+        assert words in shown
+    assert "fitting the model" in shown and "seed 1" in shown and "▁█" in shown and "-250" in shown
+
+
+def test_without_a_terminal_the_view_is_plain_lines_and_quiet_is_quiet():
+    for quiet in (False, True):
+        console = Console(file=io.StringIO(), width=120)
+        with View("Pendulum-v1", 1000, quiet, console) as view:
+            view.begin(0, {})
+            view.evaluated(0, {0: -1500.0})
+            view.advance(400, 2, 65.0)
+        shown = console.file.getvalue()  # type: ignore[attr-defined]
+        lines = ["step 0: test return -1500", "step 400/1000  at most 0:01:05 left  return -1500 at 0"]
+        assert shown == ("" if quiet else "".join(f"Pendulum-v1  {line}\n" for line in lines))
+
+
+def test_sparklines():
+    assert sparkline([0.0, 1.0, 2.0, 7.0]) == "▁▂▃█"
+    assert sparkline([3.0, 3.0]) == "▁▁"
+    assert len(sparkline(list(map(float, range(100))))) == 24
