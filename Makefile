@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: quickstart test test-all lint clean
+.PHONY: quickstart test test-all lint docs clean
 
 quickstart: .venv/.installed
 	$(BIN)/doublehorizon train Pendulum-v1 --preset quick --steps 2000 --out runs/quickstart
@@ -23,6 +23,9 @@ lint: .venv/.dev
 	$(BIN)/ruff check .
 	$(BIN)/pyright
 
+docs: .venv/.dev
+	$(BIN)/python -m mkdocs build --strict --quiet
+
 .venv/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "doublehorizon needs Python 3.11 or newer; set PYTHON=")'
 	$(PYTHON) -m venv .venv
@@ -36,4 +39,4 @@ lint: .venv/.dev
 	@touch $@ .venv/.installed
 
 clean:
-	rm -rf .venv .jax_cache .pytest_cache .ruff_cache
+	rm -rf site .venv .jax_cache .pytest_cache .ruff_cache

@@ -42,6 +42,21 @@ def test_any_number_can_be_set_on_the_command_line(run_folder):
     assert sorted((p.name, p.stat().st_mtime) for p in run_folder.iterdir()) == before
 
 
+def test_a_shell_completes_commands_options_and_paths(tmp_path):
+    script = command("completion", "bash").stdout
+    (tmp_path / "runs").mkdir()
+
+    def completed(*words: str) -> set[str]:
+        ask = f"COMP_WORDS=({' '.join(words)}); COMP_CWORD={len(words) - 1}; _doublehorizon; echo ${{COMPREPLY[@]}}"
+        done = subprocess.run(["bash", "-c", script + ask], capture_output=True, text=True, cwd=tmp_path)
+        assert not done.stderr
+        return set(done.stdout.split())
+
+    assert completed("doublehorizon", "re") == {"resume", "report"}
+    assert completed("doublehorizon", "train", "--horizons") == {"--horizons.distribution", "--horizons.training"}
+    assert completed("doublehorizon", "eval", "ru") == {"runs"}
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [

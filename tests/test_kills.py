@@ -36,17 +36,22 @@ SIZES = """--preset quick --device cpu --model.members 2 --model.width 16 --crit
     --loop.seed-iterations 2 --loop.evaluate-every 1 --loop.evaluation-episodes 1 --checkpoint-every 1"""
 
 
+# what makes a command compile quickly
+QUICKLY = {
+    "JAX_COMPILATION_CACHE_DIR": os.environ.get("JAX_COMPILATION_CACHE_DIR", os.path.abspath(".jax_cache")),
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+}
+
+
 def start(*arguments: str, most_bytes: int | None = None) -> subprocess.Popen:
     """The command; it cannot write files with more than so many bytes."""
-    quick = {
-        "JAX_COMPILATION_CACHE_DIR": os.environ.get("JAX_COMPILATION_CACHE_DIR", os.path.abspath(".jax_cache")),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
-    }
     command = [sys.executable, "-c", ANNOUNCED, *arguments]
     if most_bytes is not None:
         command = ["prlimit", f"--fsize={most_bytes}", *command]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | quick)
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | QUICKLY
+    )
 
 
 def finish(process: subprocess.Popen) -> tuple[int, list[str]]:

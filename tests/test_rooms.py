@@ -74,6 +74,7 @@ ROOMS = [
     "cli.list",
     "cli.compare",
     "cli.bench",
+    "cli.completion",
 ]
 SOURCE = Path(__file__).parents[1] / "src" / "doublehorizon"
 

@@ -9,7 +9,7 @@ from importlib import import_module
 from doublehorizon.errors import RunError, UserError
 from doublehorizon.signals import Stopped
 
-_COMMANDS = {
+COMMANDS = {
     "train": "train an agent on an environment, one seed or many",
     "resume": "go on with a run that was stopped",
     "eval": "test the policies of a run in new episodes",
@@ -20,6 +20,7 @@ _COMMANDS = {
     "export": "write a policy as ONNX or NumPy, for machines without this package",
     "list": "list tasks that are known here, or runs in a folder",
     "bench": "measure how fast the algorithm runs on this machine",
+    "completion": "print a script for the shell, which then completes commands and options",
 }
 
 
@@ -70,15 +71,15 @@ def _dispatch(arguments: list[str]) -> int:
         print(f"doublehorizon {__version__}")
         return 0
     name = arguments[0]
-    if name not in _COMMANDS:
-        near = difflib.get_close_matches(name, _COMMANDS, n=1)
+    if name not in COMMANDS:
+        near = difflib.get_close_matches(name, COMMANDS, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise UserError(f"there is no command {name!r}.{hint} Commands: {', '.join(_COMMANDS)}.")
+        raise UserError(f"there is no command {name!r}.{hint} Commands: {', '.join(COMMANDS)}.")
     return import_module(f"doublehorizon.cli.{name}").run(arguments[1:])
 
 
 def _usage() -> str:
-    lines = [f"  {name:<9} {what}" for name, what in _COMMANDS.items()]
+    lines = [f"  {name:<10} {what}" for name, what in COMMANDS.items()]
     return "\n".join(
         [
             "usage: doublehorizon COMMAND ...",

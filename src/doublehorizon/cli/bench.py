@@ -24,7 +24,7 @@ examples:
 
 
 @dataclass
-class Options:
+class Bench:
     """What `doublehorizon bench` takes."""
 
     seeds: Annotated[str, tyro.conf.arg(metavar="N,N,...")] = "1"
@@ -49,7 +49,7 @@ class Options:
 
 def run(arguments: list[str]) -> int:
     """Measures, prints a table or JSON."""
-    options = tyro.cli(Options, prog="doublehorizon bench", description=_EXAMPLES, args=arguments)
+    options = tyro.cli(Bench, prog="doublehorizon bench", description=_EXAMPLES, args=arguments)
     try:
         counts = sorted({int(n) for n in options.seeds.split(",")})
     except ValueError:
@@ -69,7 +69,7 @@ def run(arguments: list[str]) -> int:
     return 0
 
 
-def _measure(options: Options, counts: list[int]) -> dict[str, Any]:
+def _measure(options: Bench, counts: list[int]) -> dict[str, Any]:
     from doublehorizon.analysis.startup import measure_starts
 
     if options.device is not None:  # must be said before JAX starts
@@ -111,7 +111,7 @@ def _measure(options: Options, counts: list[int]) -> dict[str, Any]:
     return result
 
 
-def _about(options: Options, devices: list[Any]) -> dict[str, Any]:
+def _about(options: Bench, devices: list[Any]) -> dict[str, Any]:
     import equinox
     import jax
 

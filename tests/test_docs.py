@@ -1,0 +1,124 @@
+"""Every code block of the README and the docs is run, with small sizes where a user would wait for hours."""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import doublehorizon as dh
+from test_cli import TINY_OPTIONS
+from test_kills import QUICKLY
+from worlds import TINY
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+ELSEWHERE = {
+    "make": "CI runs make lint and make test, and other tests the rest",
+    "pip": "the newcomer's script installs the wheel",
+    "git": "CI clones",
+    "python": "benchmarks take minutes and other people's packages",
+    "bench": "tests/test_speed.py runs it with small sizes",
+}
+SMALL = {"--steps": "80", "--seeds": "2", "--episodes": "1"}
+LANGUAGES = {"python", "console", "text", "bibtex"}
+
+
+def blocks(page: Path) -> list[tuple[str, str]]:
+    return re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("docs") / "run"
+    dh.DHMBPO("Pendulum-v1", seeds=2, config=TINY).learn(80, out=folder)
+    return folder
+
+
+@pytest.fixture
+def desk(trained, tmp_path, monkeypatch) -> Path:
+    """A working directory with what the pages take for granted."""
+    for name in ("pendulum", "cheetah", "cartpole", "robot"):
+        shutil.copytree(trained, tmp_path / "runs" / name)
+    for name in ("FOLDER", "FOLDER_OR_CSV", "PUBLISHED/gym/esvg", "PUBLISHED/dmc/esvg"):
+        (tmp_path / name).mkdir(parents=True)
+        for task in ("Pendulum-v1", "HalfCheetah", "cartpole-swingup"):
+            shutil.copy(trained / "eval.csv", tmp_path / name / f"{task}.csv")
+    (tmp_path / "my_robot.py").write_text(
+        "import gymnasium as gym\ndef make_env():\n    return gym.make('Pendulum-v1')\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+def run_command(line: str) -> None:
+    """A line of a console block, made small."""
+    words = shlex.split(line.partition(">")[0], comments=True)
+    if words[0] in ELSEWHERE or words[1] in ELSEWHERE:
+        return
+    assert words[0] == "doublehorizon", line
+    command, *rest = words[1:]
+    for k, word in enumerate(rest):
+        if word in SMALL and k + 1 < len(rest) and command != "compare":
+            rest[k + 1] = SMALL[word]
+    if command == "train":
+        if "--out" in rest:
+            shutil.rmtree(rest[rest.index("--out") + 1], ignore_errors=True)
+        rest += [*TINY_OPTIONS.split(), "--quiet"]
+    if command == "resume" and "--steps" in rest:
+        rest[rest.index("--steps") + 1] = "120"
+    if command == "compare":
+        rest = [*rest[: rest.index("--steps")], *_options_behind(rest)] if "--steps" in rest else rest
+        rest += ["--steps", "40", "80"]
+    done = subprocess.run(
+        [sys.executable, "-m", "doublehorizon.cli", command, *rest],
+        env=os.environ | QUICKLY,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, f"{line}\n{done.stderr}"
+
+
+def _options_behind(rest: list[str]) -> list[str]:
+    """What follows the numbers of --steps."""
+    behind = rest[rest.index("--steps") + 1 :]
+    return behind[next((k for k, word in enumerate(behind) if word.startswith("--")), len(behind)) :]
+
+
+def test_blocks_say_what_they_are():
+    for page in PAGES:
+        for language, _ in blocks(page):
+            assert language in LANGUAGES, f"{page.name}: {language!r}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_block_runs(page, desk):
+    for language, code in blocks(page):
+        if language == "python":
+            exec(compile(code.replace("2_000", "600"), str(page), "exec"), {})
+        elif language == "console":
+            for line in code.splitlines():
+                if line.startswith("$ "):
+                    run_command(line.removeprefix("$ "))
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_a_warning(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0 and "WARNING" not in done.stderr, done.stderr
+    config = (tmp_path / "site" / "config" / "index.html").read_text()
+    assert "horizons.distribution" in config and "policy.learning_rate" in config
+    commands = (tmp_path / "site" / "commands" / "index.html").read_text()
+    assert "doublehorizon resume" in commands and "--checkpoint-every" in commands
