@@ -40,7 +40,7 @@ class _Function(Callback):
     def __init__(self, function: Callable[[Progress], Any]):
         self._function = function
 
-    def on_iteration(self, progress: Progress) -> bool | None:
+    def on_iteration(self, progress: Progress) -> Any:
         return self._function(progress)
 
 

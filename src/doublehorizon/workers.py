@@ -178,10 +178,11 @@ class _RemoteWorker:
         self._pipe, theirs = Pipe()
         # where a worker that is stuck says so; it has a name for those systems that need one
         self._last_words = tempfile.NamedTemporaryFile("w+", prefix="doublehorizon-worker-")  # noqa: SIM115
+        log = self._last_words.name
         one_thread = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
         self._process = subprocess.Popen(
             # -P: what lies in the working directory is not imported unless the run itself does so
-            [sys.executable, "-P", "-m", "doublehorizon.workers", str(theirs.fileno()), self._last_words.name],
+            [sys.executable, "-P", "-m", "doublehorizon.workers", *map(str, (theirs.fileno(), os.getpid())), log],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=2,  # what an environment prints must not mix with a command's own output
@@ -319,6 +320,6 @@ if __name__ == "__main__":
     import signal
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    threading.Thread(target=_leave_with, args=(os.getppid(),), daemon=True).start()
-    with open(sys.argv[2], "w") as last_words:
+    threading.Thread(target=_leave_with, args=(int(sys.argv[2]),), daemon=True).start()
+    with open(sys.argv[3], "w") as last_words:
         serve(Connection(int(sys.argv[1])), last_words)
