@@ -113,6 +113,7 @@ def test_a_run_with_learnt_termination_and_several_environments_goes_on_exactly(
     same_end(whole, cut)
 
 
+@pytest.mark.slow
 def test_a_run_from_records_goes_on_exactly(tmp_path):
     rng = np.random.default_rng(0)
     data = {
@@ -402,6 +403,7 @@ def test_a_signal_is_heard_while_the_device_works(monkeypatch):
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
+@pytest.mark.slow
 def test_an_environment_object_goes_on_from_its_episode(tmp_path):
     env = gym.make("Pendulum-v1")
     model = dh.DHMBPO(env, config=CONFIG).learn(60)
@@ -436,6 +438,7 @@ def test_an_agent_saved_in_a_callback_is_exact(run, tmp_path):
         np.testing.assert_array_equal(a.weights[0], b.weights[0])
 
 
+@pytest.mark.slow
 def test_a_full_ring_loses_nothing_to_an_interrupt(tmp_path):
     loop = LoopConfig(**{**EACH.__dict__, "checkpoint_every": 100, "replay_capacity": 60})
     config = TINY.__class__(**{**CONFIG.__dict__, "loop": loop})
