@@ -74,7 +74,7 @@ def run_command(line: str) -> None:
         rest[rest.index("--steps") + 1] = "120"
     if command == "compare":
         rest = [*rest[: rest.index("--steps")], *_options_behind(rest)] if "--steps" in rest else rest
-        rest += ["--steps", "40", "80"]
+        rest += ["--steps", "0", "80"]
     done = subprocess.run(
         [sys.executable, "-m", "doublehorizon.cli", command, *rest],
         env=os.environ | QUICKLY,
