@@ -1,6 +1,7 @@
 """Test settings: shapes that do not match raise, and programs are compiled once for all test runs."""
 
 import os
+import shutil
 from pathlib import Path
 
 import jax
@@ -17,6 +18,24 @@ jax.config.update("jax_disable_most_optimizations", True)  # nearly all of a tes
 @pytest.fixture
 def run_folder(tmp_path: Path) -> Path:
     return tmp_path / "run"
+
+
+@pytest.fixture(scope="session")
+def run(tmp_path_factory) -> Path:
+    """A run of 100 steps with its last checkpoints at 60, 80 and 100; leave it as it is."""
+    import doublehorizon as dh
+    from kept import CONFIG
+
+    folder = tmp_path_factory.mktemp("run") / "run"
+    dh.DHMBPO("Pendulum-v1", seeds=2, config=CONFIG).learn(100, out=folder)
+    return folder
+
+
+@pytest.fixture
+def copy(run: Path, tmp_path: Path) -> Path:
+    """The same, to do with as one likes."""
+    shutil.copytree(run, tmp_path / "copy")
+    return tmp_path / "copy"
 
 
 @pytest.fixture(autouse=True)

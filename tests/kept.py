@@ -1,0 +1,29 @@
+"""Runs on the disk, for tests: a config whose checkpoints are written after each iteration, and how runs compare."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from doublehorizon import checkpoints
+from doublehorizon.config import LoopConfig
+from worlds import TINY
+
+EACH = LoopConfig(
+    steps_per_iteration=20, seed_iterations=2, evaluate_every=2, evaluation_episodes=1, checkpoint_every=1
+)
+CONFIG = replace(TINY, loop=EACH)
+
+
+def differences(one: Path, other: Path) -> list[str]:
+    """Files of two runs that differ: their curves, but for times, and their last checkpoints."""
+    found = [name for name in ("eval.csv", "progress.csv") if without_times(one / name) != without_times(other / name)]
+    step = checkpoints.steps_kept(one)[-1]
+    states = [folder / "checkpoints" / str(step) / "state.safetensors" for folder in (one, other)]
+    if not states[1].exists() or states[0].read_bytes() != states[1].read_bytes():
+        found.append(str(states[1]))
+    return found
+
+
+def without_times(path: Path) -> list[list[str]]:
+    header, *rows = [line.split(",") for line in path.read_text().splitlines()]
+    kept = [i for i, name in enumerate(header) if not name.startswith("time") or name == "time/total_timesteps"]
+    return [[row[i] for i in kept] for row in (header, *rows)]
