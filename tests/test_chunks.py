@@ -1,6 +1,5 @@
 """The replay's pieces on the disk."""
 
-
 import jax
 import numpy as np
 import pytest
