@@ -15,7 +15,7 @@ quickstart: .venv/.installed
 test: .venv/.dev
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
-test-all: .venv/.dev
+test-all: .venv/.peers
 	$(BIN)/python -m pytest -m "slow or not slow" -n 2 --dist loadfile
 
 lint: .venv/.dev
@@ -37,6 +37,10 @@ docs: .venv/.dev
 .venv/.dev: .venv/bin/python pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	@touch $@ .venv/.installed
+
+.venv/.peers: .venv/.dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,peers]'
+	@touch $@
 
 clean:
 	rm -rf site .venv .jax_cache .pytest_cache .ruff_cache

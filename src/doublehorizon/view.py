@@ -2,6 +2,7 @@
 
 import time
 import warnings
+from importlib import import_module
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -27,7 +28,9 @@ class View:
         self._name, self._total, self._quiet = name, total_steps, quiet
         self._console = console or Console(stderr=True)
         self._live = Live(self, console=self._console, refresh_per_second=4, transient=False)
-        self._is_live = (self._console.is_terminal or self._console.is_jupyter) and not quiet
+        # in a notebook, rich draws into a widget
+        can_draw = _has_widgets() if self._console.is_jupyter else self._console.is_terminal
+        self._is_live = can_draw and not quiet
         self._begun, self._first = time.monotonic(), 0
         self._step, self._iteration, self._left, self._news = 0, 0, "", "starting"
         self._figures: dict[str, float] = {}
@@ -154,3 +157,11 @@ def _clock(seconds: float) -> str:
     minutes, second = divmod(round(max(0.0, seconds)), 60)
     hour, minute = divmod(minutes, 60)
     return f"{hour}:{minute:02d}:{second:02d}"
+
+
+def _has_widgets() -> bool:
+    try:
+        import_module("ipywidgets")
+    except ImportError:
+        return False
+    return True
