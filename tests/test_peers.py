@@ -34,7 +34,7 @@ def test_stable_baselines3_evaluates_an_agent_and_a_policy_file(tmp_path):
         env, total, over = gym.make("Pendulum-v1"), 0.0, False
         obs, _ = env.reset(seed=seed)
         while not over:
-            obs, reward, terminated, over, _ = env.step(model.predict(obs)[0])
+            obs, reward, _, over, _ = env.step(model.predict(obs)[0])
             total += float(reward)
         return total
 
