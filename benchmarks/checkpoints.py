@@ -18,9 +18,10 @@ from pathlib import Path
 import numpy as np
 
 from doublehorizon import checkpoints
-from doublehorizon.config import LoopConfig, preset
+from doublehorizon.config import LoopConfig
 from doublehorizon.devices import find_devices, using
 from doublehorizon.envs.make import describe, make
+from doublehorizon.presets import preset
 from doublehorizon.progress import Archived, begin
 
 STORED = (10_000, 100_000, 1_000_000)

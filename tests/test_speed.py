@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from doublehorizon import kernels, rollouts
+from doublehorizon import kernels, presets, rollouts
 from doublehorizon.agent import initial_state
 from doublehorizon.analysis import speed
 from doublehorizon.config import Config, CriticConfig, FitConfig, Horizons, ModelConfig, PolicyConfig
@@ -59,11 +59,10 @@ def test_sixteen_bits_halve_the_bytes_of_hidden_layers(monkeypatch):
 
 
 def test_bench_measures_and_compares(monkeypatch, tmp_path, capsys):
-    from doublehorizon import config
     from doublehorizon.cli import bench
     from worlds import TINY
 
-    monkeypatch.setitem(config.PRESETS, "quick", TINY)
+    monkeypatch.setitem(presets.PRESETS, "quick", TINY)
     monkeypatch.setattr(speed, "STEPS", 20)
     baseline = tmp_path / "baseline.json"
     arguments = ["--preset", "quick", "--rows", "5000", "--seeds", "2", "--no-start"]

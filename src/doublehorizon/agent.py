@@ -6,6 +6,9 @@
     critics alone for L/4 updates, then
     L/20 rounds of: DR, 20 joint updates        `improve_policy`
 
+Its relatives have other horizons: without DR updates start from the replay (SVG), without TR they learn from single
+steps, imagined (MBPO) or, without a model, real (SAC).
+
 Each of the three is one compiled program over all seeds; nothing crosses between host and device inside them.
 """
 
@@ -27,9 +30,9 @@ from doublehorizon.dynamics import World, raw_target
 from doublehorizon.networks import Actor, Critic, Dynamics, ensemble
 from doublehorizon.normalizer import fit_normalizer, identity
 from doublehorizon.replay import Replay
-from doublehorizon.rollouts import StateRing, distribution_rollout, draw_noise, emptied, empty_ring, push
+from doublehorizon.rollouts import Ring, distribution_rollout, draw_noise, emptied, empty_ring, push, visited
 from doublehorizon.terminator import fit_terminator, untrained
-from doublehorizon.types import Effort, Task, Transition
+from doublehorizon.types import Effort, Task, Transition, blank_transitions
 from doublehorizon.updates import (
     Chance,
     Metrics,
@@ -52,7 +55,10 @@ class AgentState(eqx.Module):
 
     world: World
     policy: Policy
-    ring: StateRing
+    moments: Moments | None
+    """The optimisers' memory, if it lasts for more than an iteration."""
+    ring: Ring | None
+    """What distribution rollouts have brought; None where there are none."""
     key: Key[Array, "*seed"]
 
 
@@ -61,27 +67,40 @@ def initial_state(config: Config, task: Task, seed: Int[Array, ""]) -> AgentStat
     key, key_model, key_critic, key_actor = jr.split(jr.key(seed), 4)
     sizes = (task.obs_size, task.act_size)
     critics = ensemble(lambda k: Critic(config.critic, *sizes, k), config.critic.members, key_critic)
+    policy = Policy(
+        actor=Actor(config.policy, *sizes, key_actor),
+        critics=critics,
+        target_critics=jax.tree.map(jnp.copy, critics),
+        log_temperature=jnp.asarray(math.log(config.policy.initial_temperature), jnp.float32),
+        bounds=unknown_bounds(),
+    )
+    learns_ends = task.learns_termination and config.has_model
     return AgentState(
         world=World(
             ensemble(lambda k: Dynamics(config.model, *sizes, k), config.model.members, key_model),
             identity(task.obs_size),
             identity(1 + task.obs_size),
-            untrained(config.terminator, *sizes, jr.fold_in(key_model, _APART)) if task.learns_termination else None,
+            untrained(config.terminator, *sizes, jr.fold_in(key_model, _APART)) if learns_ends else None,
         ),
-        policy=Policy(
-            actor=Actor(config.policy, *sizes, key_actor),
-            critics=critics,
-            target_critics=jax.tree.map(jnp.copy, critics),
-            log_temperature=jnp.asarray(math.log(config.policy.initial_temperature), jnp.float32),
-            bounds=unknown_bounds(),
-        ),
-        ring=empty_ring(config.policy.ring_capacity, task.obs_size),
+        policy=policy,
+        moments=fresh_moments(config, policy) if config.policy.keep_moments else None,
+        ring=_empty_ring(config, task) if config.horizons.distribution > 0 else None,
         key=key,
     )
 
 
+def _empty_ring(config: Config, task: Task) -> Ring:
+    """For states to start training rollouts from; without these, for whole steps."""
+    capacity = config.policy.ring_capacity
+    if config.horizons.training > 0:
+        return empty_ring(jnp.zeros((capacity, task.obs_size)))
+    return empty_ring(blank_transitions(capacity, task.obs_size, task.act_size))
+
+
 def learn_termination(config: Config, task: Task, state: AgentState) -> AgentState:
     """The same agent, from now on learning when episodes end. All seeds: arrays have a leading seed axis."""
+    if not config.has_model:  # what really ended is all that it learns from
+        return state
     add = lambda key: untrained(config.terminator, task.obs_size, task.act_size, jr.fold_in(key, _APART))  # noqa: E731
     terminator = eqx.filter_jit(lambda keys: over_seeds(jax.vmap(add), keys))(state.key)
     return eqx.tree_at(lambda s: s.world.terminator, state, terminator, is_leaf=lambda x: x is None)
@@ -132,13 +151,15 @@ def store(inputs: tuple[Transition, AgentState], replay: Replay) -> tuple[Replay
 
 @program(donate="none")
 def fit_model(inputs: tuple[Config, Effort, Replay], state: AgentState) -> tuple[AgentState, dict[str, Array]]:
-    """Takes fresh statistics of the replay, then fits every seed's model to it."""
+    """Takes fresh statistics of the replay, then fits every seed's model, if there is one, to it."""
     config, effort, replay = inputs
 
     def fit(replay: Replay, state: AgentState) -> tuple[AgentState, dict[str, Array]]:
         key, key_fit = _split(state.key)
         world = jax.vmap(lambda w, r: _with_statistics(w, r, effort.num_rows))(state.world, replay)
-        world, metrics = fits.fit(config, effort, replay, world, key_fit)
+        metrics: dict[str, Array] = {}
+        if config.has_model:
+            world, metrics = fits.fit(config, effort, replay, world, key_fit)
         if world.terminator is not None:
             fit_ends = lambda *seed: fit_terminator(config.terminator, effort, *seed)  # noqa: E731
             seeded = (
@@ -149,7 +170,7 @@ def fit_model(inputs: tuple[Config, Effort, Replay], state: AgentState) -> tuple
             )
             terminator, calibration = jax.vmap(fit_ends)(*seeded)
             world, metrics = eqx.tree_at(lambda w: w.terminator, world, terminator), metrics | calibration
-        return AgentState(world, state.policy, state.ring, key), metrics
+        return AgentState(world, state.policy, state.moments, state.ring, key), metrics
 
     with jax.default_matmul_precision(config.precision):
         return over_seeds(fit, replay, state)
@@ -174,46 +195,55 @@ def _improve_policy(
     metrics are means over the last round."""
     key, key_first, key_critics, key_rounds = jr.split(state.key, 4)
     setting = Setting(config, task, state.world.as_multiplied())
-    ring = emptied(state.ring) if config.policy.clear_each_iteration else state.ring
+    real = _experience(config, effort, replay)
 
-    ring = refresh(setting, effort, replay, state.policy, ring, key_first)
+    def refreshed(policy: Policy, ring: Ring | None, key: PRNGKeyArray) -> Ring | None:
+        return None if ring is None else refresh(setting, effort, replay, policy, ring, key)
+
+    ring = state.ring if state.ring is None or not config.policy.clear_each_iteration else emptied(state.ring)
+    ring = refreshed(state.policy, ring, key_first)
     num_critic_updates = round(steps * config.policy.critic_only_share)
-    learner = (state.policy, fresh_moments(config, state.policy))
-    learner, _ = repeat(critic_only_update, num_critic_updates, setting, ring, learner, key_critics)
+    learner = (state.policy, state.moments or fresh_moments(config, state.policy))
+    learner, _ = repeat(critic_only_update, num_critic_updates, setting, ring or real, learner, key_critics)
 
     def one_round(i, carry):
         (policy, moments), ring, _ = carry
         key_refresh, key_updates = jr.split(jr.fold_in(key_rounds, i))
-        ring = refresh(setting, effort, replay, policy, ring, key_refresh)
+        ring = refreshed(policy, ring, key_refresh)
         num_updates = config.policy.refresh_every
-        learner, metrics = repeat(joint_update, num_updates, setting, ring, (policy, moments), key_updates)
+        learner, metrics = repeat(joint_update, num_updates, setting, ring or real, (policy, moments), key_updates)
         metrics = {name: jnp.mean(value) for name, value in metrics.items()}
         return learner, ring, metrics | {"train/actor_gradient_norm": gradient_norm(learner[1])}
 
     shapes = jax.eval_shape(lambda: one_round(0, (learner, ring, None))[-1])
     no_metrics = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
     carry = jax.lax.fori_loop(0, effort.num_rounds, one_round, (learner, ring, no_metrics))
-    (policy, _), ring, metrics = carry
-    return AgentState(state.world, policy, ring, key), metrics
+    (policy, moments), ring, metrics = carry
+    return AgentState(state.world, policy, moments if config.policy.keep_moments else None, ring, key), metrics
 
 
-def refresh(
-    setting: Setting, effort: Effort, replay: Replay, policy: Policy, ring: StateRing, key: PRNGKeyArray
-) -> StateRing:
+def _experience(config: Config, effort: Effort, replay: Replay) -> Ring:
+    """The replay in place of a ring: what was really seen, or done where steps are learnt from."""
+    rows = replay.rows.obs if config.horizons.training > 0 else replay.rows
+    return Ring(rows, replay.position, effort.num_rows)
+
+
+def refresh(setting: Setting, effort: Effort, replay: Replay, policy: Policy, ring: Ring, key: PRNGKeyArray) -> Ring:
     """A distribution rollout from states of the replay into the ring."""
     key_starts, key_noise = jr.split(key)
     horizon, num_rows = setting.config.horizons.distribution, setting.config.distribution_rows
     starts = replay.rows.obs[jr.randint(key_starts, (horizon + 1, num_rows), 0, effort.num_rows)]
     noise = draw_noise(setting.task, horizon, num_rows, key_noise)
-    visited = distribution_rollout(setting.task, setting.world, policy.actor, starts, noise)
-    return push(ring, visited.reshape(-1, setting.task.obs_size))
+    steps, last = distribution_rollout(setting.task, setting.world, policy.actor, starts, noise)
+    kept = visited(steps, last) if setting.config.horizons.training > 0 else steps
+    return push(ring, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), kept))
 
 
 def repeat(
     update: Callable[[Setting, Policy, Moments, Chance], tuple[Policy, Moments, Metrics]],
     count: int,
     setting: Setting,
-    ring: StateRing,
+    ring: Ring,
     learner: tuple[Policy, Moments],
     key: PRNGKeyArray,
 ) -> tuple[tuple[Policy, Moments], dict[str, Float[Array, " count"]]]:

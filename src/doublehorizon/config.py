@@ -1,4 +1,4 @@
-"""Every number of the algorithm, with its reason under it, and the presets.
+"""Every number of the algorithm, with its reason under it.
 
 A `Config` is what a user may change. What depends on the environment (how many steps an iteration has, how
 long a fit may last) is computed from it by the small functions at the end, never assigned later.
@@ -10,15 +10,19 @@ from typing import Literal
 
 from doublehorizon.errors import UserError
 
+ActivationName = Literal["silu", "relu"]
+
 
 @dataclass(frozen=True)
 class Horizons:
     """How far imagined rollouts reach."""
 
     distribution: int = 20
-    """Steps of the detached rollout (DR) that spreads training states to where the policy goes."""
+    """Steps of the detached rollout (DR) that spreads training states to where the policy goes. 0: training starts from
+    what was really seen (SVG)."""
     training: int = 5
-    """Steps of the differentiable rollout (TR) that estimates values; longer ones give noisier gradients."""
+    """Steps of the differentiable rollout (TR) that estimates values; longer ones give noisier gradients. 0: critics
+    and actor learn from single steps, imagined ones (MBPO) or, without a model, real ones (SAC)."""
 
 
 @dataclass(frozen=True)
@@ -26,13 +30,15 @@ class ModelConfig:
     """The ensemble that predicts reward and next state. Per-layer numbers go from the input to the output."""
 
     members: int = 8
-    """Networks in the ensemble; their disagreement is what the model does not know."""
+    """Networks in the ensemble; their disagreement is what the model does not know. 0: no model."""
     width: int = 256
     """Units of each hidden layer."""
+    activation: ActivationName = "silu"
+    """What lies between two layers."""
     dropout: tuple[float, float, float] = (0.0075, 0.005, 0.0025)
     """Dropout behind each hidden layer while fitting: most where features are most redundant."""
-    norm_eps: tuple[float, float, float] = (1.0, 0.1, 0.01)
-    """LayerNorm's epsilon before layers 2, 3 and 4. Large values leave small activations small."""
+    norm_eps: tuple[float, float, float] | None = (1.0, 0.1, 0.01)
+    """LayerNorm's epsilon before layers 2, 3 and 4. Large values leave small activations small. None: no LayerNorm."""
     weight_decay: tuple[float, float, float, float] = (2.5e-4, 5e-4, 7.5e-4, 1e-3)
     """AdamW decay per layer, weights and biases."""
     noise_decay: float = 1e-2
@@ -102,10 +108,12 @@ class CriticConfig:
     """The target is the minimum over so many of them, drawn anew for each update."""
     width: int = 256
     """Units of each hidden layer."""
+    activation: ActivationName = "silu"
+    """What lies between two layers."""
     dropout: float = 1e-3
     """Dropout behind each hidden layer in the critic's loss (nowhere else)."""
-    norm_eps: float = 1e-5
-    """LayerNorm's epsilon before layers 2, 3 and 4."""
+    norm_eps: float | None = 1e-5
+    """LayerNorm's epsilon before layers 2, 3 and 4. None: no LayerNorm."""
     target_rate: float = 0.005
     """Share of the critics that moves into the target critics with each update."""
     quantile: float = 0.01
@@ -126,7 +134,9 @@ class PolicyConfig:
     batch_size: int = 256
     """Imagined trajectories per update, and per distribution rollout."""
     learning_rate: float = 3e-4
-    """Adam's step size for actor, critics and temperature; moments start afresh each iteration."""
+    """Adam's step size for actor, critics and temperature."""
+    keep_moments: bool = False
+    """Go on with Adam's moments, instead of starting them afresh each iteration, as the model under them changes."""
     discount: float = 0.995
     """How much a reward one step later is worth."""
     initial_temperature: float = 0.1
@@ -134,13 +144,14 @@ class PolicyConfig:
     target_entropy_per_action: float = -1.0
     """The temperature steers the policy's entropy towards this times the number of actions."""
     updates_per_step: float = 1.0
-    """Joint updates of critic and actor per environment step."""
+    """Joint updates of critic and actor per environment step: the update-to-data ratio."""
     critic_only_share: float = 0.25
     """After each fit the critics first train alone, for this many updates per step of an iteration."""
     refresh_every: int = 20
     """Updates between two distribution rollouts."""
     ring_capacity: int = 51_200
-    """Imagined states kept to start training rollouts from; about 190 updates' worth."""
+    """Imagined states kept to start training rollouts from, about 190 updates' worth; or imagined steps, without
+    training rollouts."""
     states_per_refresh: int = 5120
     """Each distribution rollout adds at least so many, with more rows side by side where its horizon is short."""
     clear_each_iteration: bool = False
@@ -153,6 +164,9 @@ class LoopConfig:
 
     steps_per_iteration: int | None = None
     """Agent steps between two fits. None: the time limit, within 200..1000, rounded to a multiple of 20."""
+    steps_per_turn: int | None = None
+    """Agent steps collected with one policy, which then learns. None: those of an iteration, as the model is fitted
+    once in each. A few, where there is no model."""
     seed_iterations: int | None = None
     """Iterations of random actions before the first fit. None: max(5, 1000 / steps_per_iteration). There are none where
     transitions come from a file."""
@@ -197,9 +211,8 @@ class Config:
 
     def __post_init__(self) -> None:
         for name, value, least in (
-            ("horizons.distribution", self.horizons.distribution, 1),
-            ("horizons.training", self.horizons.training, 1),
-            ("model.members", self.model.members, 2),
+            ("horizons.distribution", self.horizons.distribution, 0),
+            ("horizons.training", self.horizons.training, 0),
             ("fit.batch_size", self.fit.batch_size, 1),
             ("fit.batches_per_epoch", self.fit.batches_per_epoch, 1),
             ("fit.held_out_every", self.fit.held_out_every, 2),
@@ -220,44 +233,64 @@ class Config:
         for name, rates in (("model.dropout", self.model.dropout), ("critic.dropout", (self.critic.dropout,))):
             require(all(0 <= rate < 1 for rate in rates), name, rates, "at least 0 and below 1")
         require(0 <= self.critic.quantile < 0.5, "critic.quantile", self.critic.quantile, "at least 0 and below 0.5")
-        members, batch = self.model.members, self.policy.batch_size
-        require(
-            batch > 0 and batch % members == 0,
-            "policy.batch_size",
-            batch,
-            f"a multiple of model.members ({members}), so that each member gets an equal share of the rows",
-        )
+        self._check_model()
         require(
             0 < self.critic.target_members <= self.critic.members,
             "critic.target_members",
             self.critic.target_members,
             f"between 1 and critic.members ({self.critic.members})",
         )
-        states = self.distribution_rows * (self.horizons.distribution + 1)
-        require(
-            self.policy.ring_capacity >= states,
-            "policy.ring_capacity",
-            self.policy.ring_capacity,
-            f"at least one distribution rollout ({states} states)",
-        )
         require(0 < self.policy.discount < 1, "policy.discount", self.policy.discount, "between 0 and 1")
         self._check_loop()
+
+    @property
+    def has_model(self) -> bool:
+        """Whether anything is imagined."""
+        return self.model.members > 0
+
+    @property
+    def kept_per_row(self) -> int:
+        """What a row of a distribution rollout leaves behind: its states, or its steps where steps are learnt from."""
+        return self.horizons.distribution + (self.horizons.training > 0)
 
     @property
     def distribution_rows(self) -> int:
         """Rows of a distribution rollout: as many batches as give `policy.states_per_refresh` states."""
         batch = self.policy.batch_size
-        return batch * -(-self.policy.states_per_refresh // (batch * (self.horizons.distribution + 1)))
+        return batch * -(-self.policy.states_per_refresh // (batch * self.kept_per_row))
+
+    def _check_model(self) -> None:
+        members, batch, reach = self.model.members, self.policy.batch_size, max(*vars(self.horizons).values())
+        needed = "at least 2" if reach > 0 else "0, as both horizons are 0 and nothing is imagined (see the preset sac)"
+        require(members >= 2 if reach > 0 else members == 0, "model.members", members, needed)
+        require(
+            batch > 0 and (members == 0 or batch % members == 0),
+            "policy.batch_size",
+            batch,
+            f"a multiple of model.members ({members}), so that each member gets an equal share of the rows",
+        )
+        if self.horizons.distribution > 0:
+            kept = self.distribution_rows * self.kept_per_row
+            require(
+                self.policy.ring_capacity >= kept,
+                "policy.ring_capacity",
+                self.policy.ring_capacity,
+                f"at least one distribution rollout ({kept} states)",
+            )
 
     def _check_loop(self) -> None:
-        steps, every = self.loop.steps_per_iteration, self.policy.refresh_every
-        multiple = math.lcm(every, self.fit.held_out_every)
+        steps, turn, multiple = self.loop.steps_per_iteration, self.loop.steps_per_turn, _multiple(self)
+        if turn is not None:
+            require(not self.has_model, "loop.steps_per_turn", turn, "None where there is a model")
+            wanted = math.lcm(self.policy.refresh_every, self.fit.held_out_every)
+            what = f"a multiple of {wanted} (policy.refresh_every and fit.held_out_every)"
+            require(turn > 0 and turn % wanted == 0, "loop.steps_per_turn", turn, what)
         if steps is not None:
             require(
                 steps > 0 and steps % multiple == 0,
                 "loop.steps_per_iteration",
                 steps,
-                f"a multiple of {multiple} (policy.refresh_every and fit.held_out_every)",
+                f"a multiple of {multiple} (policy.refresh_every, fit.held_out_every and loop.steps_per_turn)",
             )
         seeds = self.loop.seed_iterations
         if seeds is not None:
@@ -265,41 +298,15 @@ class Config:
         require(self.loop.step_timeout > 0, "loop.step_timeout", self.loop.step_timeout, "more than 0 seconds")
 
 
+def _multiple(config: Config) -> int:
+    """What the steps of an iteration must be a multiple of."""
+    return math.lcm(config.policy.refresh_every, config.fit.held_out_every, config.loop.steps_per_turn or 1)
+
+
 def require(holds: bool, name: str, value: object, needed: str) -> None:
     """A value that is not what is needed is a user's mistake."""
     if not holds:
         raise UserError(f"{name} is {value!r}, but it must be {needed}.")
-
-
-QUICK = Config(
-    model=ModelConfig(members=4, width=128),
-    fit=FitConfig(batch_size=256, base_epochs=30.0, first_effort=2.0),
-    critic=CriticConfig(width=128),
-    policy=PolicyConfig(width=128, batch_size=64, ring_capacity=12_800, states_per_refresh=1280),
-    loop=LoopConfig(steps_per_iteration=200, seed_iterations=2),
-    terminator=TerminatorConfig(batches=300),
-)
-"""Small networks, short iterations and few random steps, for a CPU and a small task."""
-
-LIGHT = Config(
-    model=ModelConfig(members=4, width=128),
-    fit=FitConfig(batch_size=512),
-    critic=CriticConfig(width=128),
-    policy=PolicyConfig(width=128, batch_size=128, ring_capacity=25_600, states_per_refresh=2560),
-)
-"""Half the width, half the members and smaller batches, for a CPU and a task of the paper's kind."""
-
-PAPER = Config(model=ModelConfig(storage="float32"), fit=FitConfig(batches_factor=None), precision="float32")
-"""The published algorithm's fit schedule and its float32 arithmetic."""
-
-PRESETS: dict[str, Config] = {"dhmbpo": Config(), "paper": PAPER, "light": LIGHT, "quick": QUICK}
-
-
-def preset(name: str) -> Config:
-    """The preset of that name."""
-    if name not in PRESETS:
-        raise UserError(f"there is no preset {name!r}. Choose one of: {', '.join(PRESETS)}.")
-    return PRESETS[name]
 
 
 # -- what follows from a config and the environment -------------------------------------------------------
@@ -309,8 +316,13 @@ def steps_per_iteration(config: Config, time_limit: int) -> int:
     """L, the agent steps between two fits."""
     if config.loop.steps_per_iteration is not None:
         return config.loop.steps_per_iteration
-    multiple = math.lcm(config.policy.refresh_every, config.fit.held_out_every)
+    multiple = _multiple(config)
     return max(1, round(min(max(time_limit, 200), 1000) / multiple)) * multiple
+
+
+def steps_per_turn(config: Config, time_limit: int) -> int:
+    """Agent steps between two looks at what was collected."""
+    return config.loop.steps_per_turn or steps_per_iteration(config, time_limit)
 
 
 def seed_iterations(config: Config, time_limit: int, has_data: bool = False) -> int:

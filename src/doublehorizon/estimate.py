@@ -19,9 +19,10 @@ def seconds_left(
     """Of the iterations at whose ends so many rows are stored, if every fit runs to its cap: the most that is to be
     expected. `done` is the last iteration: its plan, the mean epochs of its seeds, its seconds by phase."""
     effort, epochs, seconds = done
-    fit = seconds["time/fit_seconds"] / max(1e-9, epochs * _epoch_work(config, effort))
+    work = epochs * _epoch_work(config, effort)  # none without a model, which only takes statistics
+    fit = seconds["time/fit_seconds"] / work if work > 0 else 0.0
     improve = seconds["time/improve_seconds"] / _policy_work(config, steps, effort)
-    other = seconds["time/collect_seconds"]
+    other = seconds["time/collect_seconds"] + (0.0 if work > 0 else seconds["time/fit_seconds"])
     total = 0.0
     for rows in num_rows:
         planned = plan(config, task, min(rows, config.loop.replay_capacity), steps, first=False)

@@ -10,6 +10,8 @@ from jaxtyping import Array, Bool, Float, Int
 from doublehorizon.agent import AgentState
 from doublehorizon.devices import fetch, over_seeds, program
 from doublehorizon.replay import Replay
+from doublehorizon.rollouts import Ring
+from doublehorizon.types import Transition
 
 _MOST_PARAMETER = 1e6  # weights of a healthy network are below a hundred
 _MOST_TIMES_REAL = 1e4  # an imagined world may be wrong, but not by this factor
@@ -70,14 +72,20 @@ def _signs(discount: float, num_rows: Int[Array, ""], replay: Replay, state: Age
     parameters = jax.tree.leaves((networks, policy.log_temperature))
     mean, used = state.world.obs_normalizer.mean[None], jnp.arange(replay.rows.reward.shape[0]) < num_rows
     real = jnp.max(jnp.where(used[:, None], jnp.abs(replay.rows.obs - mean), 0.0), axis=0)
-    visited = jnp.arange(state.ring.obs.shape[0]) < state.ring.size
-    imagined = jnp.max(jnp.where(visited[:, None], jnp.abs(state.ring.obs - mean), 0.0), axis=0)
+    imagined = jnp.zeros_like(real) if state.ring is None else _farthest(state.ring, mean)
     reward = jnp.max(jnp.where(used, jnp.abs(replay.rows.reward), 0.0))
     return Signs(
-        parameter=jnp.max(jnp.stack([jnp.max(jnp.abs(x)) for x in parameters])),
+        parameter=jnp.max(jnp.stack([jnp.max(jnp.abs(x)) for x in parameters if x.size > 0])),
         observation=jnp.max(imagined / jnp.maximum(real, _SMALLEST_RANGE)),
         value=jnp.maximum(jnp.abs(bounds.low), jnp.abs(bounds.high)) * (1.0 - discount) / jnp.maximum(reward, 1.0),
     )
+
+
+def _farthest(ring: Ring, mean: Float[Array, "1 obs"]) -> Float[Array, " obs"]:
+    """How far from the mean what was imagined lies."""
+    obs = ring.rows.next_obs if isinstance(ring.rows, Transition) else ring.rows
+    visited = jnp.arange(obs.shape[0]) < ring.size
+    return jnp.max(jnp.where(visited[:, None], jnp.abs(obs - mean), 0.0), axis=0)
 
 
 @program(donate="none")

@@ -22,12 +22,13 @@ Seeds = UInt32[Array, " rows"]
 
 
 class Activation(NamedTuple):
-    """Dropout, SiLU, LayerNorm without affine (None: no LayerNorm). The units that are dropped follow from a hash of
-    the row's seed and the unit, which the backward pass computes again: no mask is stored."""
+    """Dropout, SiLU or ReLU, LayerNorm without affine (None: no LayerNorm). The units that are dropped follow from a
+    hash of the row's seed and the unit, which the backward pass computes again: no mask is stored."""
 
     dropout: float
     norm_eps: float | None
     salt: int
+    shape: str = "silu"
 
 
 class Plan(NamedTuple):
@@ -131,7 +132,7 @@ def _backward(
 
 def _activate(activation: Activation, z: Rows, seeds: Seeds) -> Rows:
     kept, _ = _dropped(activation, z, seeds)
-    out = kept * _sigmoid(kept)
+    out = kept * _gate(activation, kept)
     if activation.norm_eps is None:
         return out
     mean, scale = _statistics(out, activation.norm_eps)
@@ -141,7 +142,7 @@ def _activate(activation: Activation, z: Rows, seeds: Seeds) -> Rows:
 def _pull_activation(activation: Activation, slope: Rows, z: Rows, seeds: Seeds) -> Rows:
     """Computes the forward pass again rather than reading it back."""
     kept, keep = _dropped(activation, z, seeds)
-    gate = _sigmoid(kept)
+    gate = _gate(activation, kept)
     if activation.norm_eps is not None:
         out = kept * gate
         mean, scale = _statistics(out, activation.norm_eps)
@@ -168,6 +169,11 @@ def _statistics(x: Rows, eps: float) -> tuple[Float[Array, "rows 1"], Float[Arra
     mean = _mean(x)
     variance = jnp.maximum(_mean(x * x) - mean * mean, 0.0)
     return mean, jax.lax.rsqrt(variance + eps)
+
+
+def _gate(activation: Activation, x: Rows) -> Rows:
+    """What a unit is multiplied with. Where it is 0 or 1, a slope's formula for SiLU holds for ReLU too."""
+    return _sigmoid(x) if activation.shape == "silu" else (x > 0).astype(x.dtype)
 
 
 def _sigmoid(x: Rows) -> Rows:

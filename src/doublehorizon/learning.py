@@ -67,8 +67,8 @@ def learn(progress: Progress, clock: Clock, view: View) -> Metrics:
 
 
 def _attempt(progress: Progress, state: AgentState, clock: Clock, view: View) -> tuple[AgentState, Metrics]:
-    config, task, steps = progress.config, progress.task, progress.iteration_steps
-    first = progress.iteration == progress.first_fit
+    config, task, steps = progress.config, progress.task, progress.turn_steps
+    first = progress.policies is None
     plan = agent.plan(config, task, progress.num_rows, steps, first)
     effort = plan.effort()
     if progress.programs is None:
@@ -76,7 +76,7 @@ def _attempt(progress: Progress, state: AgentState, clock: Clock, view: View) ->
     view.phase("compiling the fit")
     fit = progress.programs.fit.result()
     clock.lap("time/compile_seconds")
-    view.phase(f"fitting the model, at most {plan.max_epochs} epochs")
+    view.phase(f"fitting the model, at most {plan.max_epochs} epochs" if config.has_model else "taking statistics")
     state, model_metrics = fit((config, effort, progress.replay), state)
     model_metrics = fetch(model_metrics)
     clock.lap("time/fit_seconds")

@@ -46,10 +46,12 @@ class Mlp(eqx.Module):
         return mlp(plan, weights, biases, x, seeds)
 
 
-def _plan(dropout: tuple[float, ...], norm_eps: tuple[float | None, ...], kept_as: str = "float32") -> Plan:
+def _plan(
+    dropout: tuple[float, ...], norm_eps: tuple[float | None, ...], shape: str = "silu", kept_as: str = "float32"
+) -> Plan:
     """Every layer drops other units of a row: its salt changes the hash."""
     pairs = enumerate(zip(dropout, norm_eps, strict=True))
-    return Plan(tuple(Activation(rate, eps, i * 0x632BE5AB % 2**32) for i, (rate, eps) in pairs), kept_as)
+    return Plan(tuple(Activation(rate, eps, i * 0x632BE5AB % 2**32, shape) for i, (rate, eps) in pairs), kept_as)
 
 
 def _mlp_layers(sizes: tuple[int, ...], key: PRNGKeyArray) -> tuple[Linear, ...]:
@@ -72,7 +74,7 @@ class Dynamics(eqx.Module):
     def __init__(self, config: ModelConfig, obs_size: int, act_size: int, key: PRNGKeyArray):
         width, target_size = config.width, 1 + obs_size
         layers = _mlp_layers((obs_size + act_size, width, width, width, target_size), key)
-        self.mlp = Mlp(layers, _plan(config.dropout, config.norm_eps, config.storage))
+        self.mlp = Mlp(layers, _plan(config.dropout, config.norm_eps or (None,) * 3, config.activation, config.storage))
         self.log_noise = jnp.zeros(target_size)
 
     def __call__(
@@ -97,7 +99,7 @@ class Critic(eqx.Module):
         width = config.width
         layers = _mlp_layers((obs_size + act_size, width, width, width, 1), key)
         layers = (*layers[:-1], jax.tree.map(jnp.zeros_like, layers[-1]))
-        self.mlp = Mlp(layers, _plan((config.dropout,) * 3, (config.norm_eps,) * 3))
+        self.mlp = Mlp(layers, _plan((config.dropout,) * 3, (config.norm_eps,) * 3, config.activation))
 
     def __call__(
         self, inputs: Float[Array, "rows in"], seeds: UInt32[Array, " rows"] | None = None

@@ -1,8 +1,79 @@
-"""Configs by name; `config.py` says what each is for."""
+"""Configs by name: the algorithm for small and large machines, and its relatives, which are other values of it."""
 
-from doublehorizon.config import PRESETS
+from collections.abc import Mapping
+from typing import Any
 
-dhmbpo = PRESETS["dhmbpo"]
-paper = PRESETS["paper"]
-light = PRESETS["light"]
-quick = PRESETS["quick"]
+from doublehorizon.config import (
+    Config,
+    CriticConfig,
+    FitConfig,
+    LoopConfig,
+    ModelConfig,
+    PolicyConfig,
+    TerminatorConfig,
+)
+from doublehorizon.errors import UserError
+from doublehorizon.records import changed
+
+dhmbpo = Config()
+"""The paper's algorithm, with shorter late fits."""
+
+quick = Config(
+    model=ModelConfig(members=4, width=128),
+    fit=FitConfig(batch_size=256, base_epochs=30.0, first_effort=2.0),
+    critic=CriticConfig(width=128),
+    policy=PolicyConfig(width=128, batch_size=64, ring_capacity=12_800, states_per_refresh=1280),
+    loop=LoopConfig(steps_per_iteration=200, seed_iterations=2),
+    terminator=TerminatorConfig(batches=300),
+)
+"""Small networks, short iterations and few random steps, for a CPU and a small task."""
+
+light = Config(
+    model=ModelConfig(members=4, width=128),
+    fit=FitConfig(batch_size=512),
+    critic=CriticConfig(width=128),
+    policy=PolicyConfig(width=128, batch_size=128, ring_capacity=25_600, states_per_refresh=2560),
+)
+"""Half the width, half the members and smaller batches, for a CPU and a task of the paper's kind."""
+
+paper = Config(model=ModelConfig(storage="float32"), fit=FitConfig(batches_factor=None), precision="float32")
+"""The published algorithm's fit schedule and its float32 arithmetic."""
+
+Changes = Mapping[str, Any]
+"""Values by their names in a `Config`."""
+
+RELATIVES: dict[str, Changes] = {
+    "svg": {"horizons.distribution": 0},
+    "mbpo": {"horizons.training": 0, "policy.critic_only_share": 0.0},
+    "sac": {
+        "horizons.distribution": 0,
+        "horizons.training": 0,
+        "model.members": 0,
+        "fit.first_effort": 1.0,
+        "policy.critic_only_share": 0.0,
+        "policy.keep_moments": True,
+        "policy.refresh_every": 5,
+        "loop.steps_per_turn": 5,
+    },
+}
+"""What makes of any config, large or small, one of DHMBPO's relatives, as the paper compares them: SAC-SVG(H) trains on
+rollouts from real states, MBPO on single imagined steps, SAC (with the same critics) on real ones."""
+
+svg, mbpo, sac = (changed(dhmbpo, changes) for changes in RELATIVES.values())
+
+PRESETS: dict[str, Config] = {
+    "dhmbpo": dhmbpo,
+    "paper": paper,
+    "light": light,
+    "quick": quick,
+    "svg": svg,
+    "mbpo": mbpo,
+    "sac": sac,
+}
+
+
+def preset(name: str) -> Config:
+    """The preset of that name."""
+    if name not in PRESETS:
+        raise UserError(f"there is no preset {name!r}. Choose one of: {', '.join(PRESETS)}.")
+    return PRESETS[name]

@@ -12,7 +12,7 @@ import numpy as np
 from doublehorizon import agent
 from doublehorizon import replay as replays
 from doublehorizon.agent import AgentState
-from doublehorizon.config import Config, seed_iterations, steps_per_iteration
+from doublehorizon.config import Config, seed_iterations, steps_per_iteration, steps_per_turn
 from doublehorizon.devices import Devices, find_devices, over_seeds
 from doublehorizon.envs.make import EnvSpec
 from doublehorizon.errors import UserError
@@ -92,6 +92,8 @@ class Progress:
     prior_rows: int = 0
     """Transitions in each seed's replay that were there before the first step."""
     iteration: int = 0
+    begun: int = 0
+    """Agent steps of an iteration that is not complete yet, but whose transitions are stored."""
     seconds: float = 0.0
     returns: dict[int, dict[int, float]] = field(default_factory=dict)
     """Test return by step and seed, of all tests that are done."""
@@ -123,14 +125,19 @@ class Progress:
         return steps_per_iteration(self.config, self.spec.time_limit)
 
     @property
+    def turn_steps(self) -> int:
+        """Agent steps that are collected with one policy."""
+        return steps_per_turn(self.config, self.spec.time_limit)
+
+    @property
     def step(self) -> int:
         """Simulator steps so far, per seed."""
-        return self.iteration * self.iteration_steps * self.spec.action_repeat
+        return (self.iteration * self.iteration_steps + self.begun) * self.spec.action_repeat
 
     @property
     def num_stored(self) -> int:
         """Transitions that were ever stored in each seed's replay."""
-        return self.stored_at(self.iteration)
+        return self.stored_at(self.iteration) + self.begun
 
     @property
     def capacity(self) -> int:
@@ -172,6 +179,10 @@ class Progress:
         """The most recent test return of each seed that has one."""
         return {seed: value for step in sorted(self.returns) for seed, value in self.returns[step].items()}
 
+    def completed(self) -> None:
+        """What was begun is a whole iteration now."""
+        self.iteration, self.begun = self.iteration + 1, 0
+
     def store(self, batch: Batch) -> None:
         """Puts every seed's new transitions, `[seed, step, ...]`, into its replay."""
         rows = Transition(**{name: jnp.asarray(value) for name, value in batch.items()})
@@ -191,7 +202,8 @@ class Progress:
 
     def rewind(self, to: Snapshot) -> None:
         """Goes back to where the run stood, from anywhere inside the iteration that came next."""
-        self.whole = to.iteration == self.iteration or self.num_stored <= self.capacity
+        self.whole = (to.iteration == self.iteration and self.begun == 0) or self.num_stored <= self.capacity
+        self.begun = 0
         self.programs = self.programs if to.spec is self.spec else None
         for name in ("state", "spec", "iteration", "seconds", "policies", "episodes", "log_sizes"):
             setattr(self, name, getattr(to, name))
@@ -204,7 +216,7 @@ class Programs:
     """The fit and the policy optimisation, compiled in the background while the first steps are collected."""
 
     def __init__(self, progress: Progress):
-        config, task, steps = progress.config, progress.task, progress.iteration_steps
+        config, task, steps = progress.config, progress.task, progress.turn_steps
         # only their shapes count: `store` may already have reused the memory of these arrays
         state, replay = progress.state, progress.replay
         effort = agent.plan(config, task, steps, steps, first=True).effort()

@@ -1,7 +1,8 @@
-"""A config as JSON and back; what is not a config is told in one line."""
+"""A config as JSON and back, and with some values changed; what is not a config is told in one line."""
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from doublehorizon.config import Config, require
@@ -18,6 +19,15 @@ def from_json(values: dict[str, Any]) -> Config:
     return _record(Config, values, "config")
 
 
+def changed(config: Config, values: Mapping[str, Any]) -> Config:
+    """The config with other values, by names such as `horizons.training`. All change at once, as they must agree."""
+    groups: dict[str, Any] = {}
+    for name, value in values.items():
+        group, _, inner = name.partition(".")
+        groups[group] = dataclasses.replace(groups.get(group, getattr(config, group)), **{inner: value})
+    return dataclasses.replace(config, **groups)
+
+
 def _record(kind: type, values: Any, path: str) -> Any:
     if not isinstance(values, dict):
         raise UserError(f"{path} is {values!r}, but it must be a group of named values.")
@@ -28,10 +38,13 @@ def _record(kind: type, values: Any, path: str) -> Any:
     return kind(**{name: _value(hints[name], value, f"{path}.{name}") for name, value in values.items()})
 
 
-def _value(hint: Any, value: Any, path: str) -> Any:
+def _value(hint: Any, value: Any, path: str, or_null: str = "") -> Any:
     if dataclasses.is_dataclass(hint):
         return _record(hint, value, path)  # type: ignore[arg-type]
     options = get_args(hint)
+    if type(None) in options:
+        (hint,) = (kind for kind in options if kind is not type(None))
+        return None if value is None else _value(hint, value, path, " or null")
     if get_origin(hint) is tuple:
         fits = isinstance(value, list) and len(value) == len(options) and all(_is_number(v) for v in value)
         needed = f"{len(options)} numbers"
@@ -41,14 +54,9 @@ def _value(hint: Any, value: Any, path: str) -> Any:
     elif hint is float:
         fits, needed = _is_number(value), "a number"
         value = float(value) if fits else value
-    elif float in options:
-        fits, needed = value is None or _is_number(value), "a number or null"
-        value = float(value) if fits and value is not None else value
     else:
-        kinds = options or (hint,)  # int, bool, or int | None; a bool is no int here
-        fits = any(type(value) is kind for kind in kinds)
-        needed = " or ".join("null" if kind is type(None) else kind.__name__ for kind in kinds)
-    require(fits, path, value, needed)
+        fits, needed = type(value) is hint, hint.__name__  # int or bool; a bool is no int here
+    require(fits, path, value, needed + or_null)
     return value
 
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Float, Int, PRNGKeyArray, Shaped
 
-from doublehorizon.types import Transition
+from doublehorizon.types import Transition, blank_transitions
 
 
 class Replay(eqx.Module):
@@ -26,13 +26,7 @@ class Replay(eqx.Module):
 def empty(capacity: int, obs_size: int, act_size: int, num_members: int, group_size: int) -> Replay:
     """Room for `capacity` rows, a multiple of `group_size`."""
     return Replay(
-        rows=Transition(
-            obs=jnp.zeros((capacity, obs_size)),
-            act=jnp.zeros((capacity, act_size)),
-            reward=jnp.zeros(capacity),
-            next_obs=jnp.zeros((capacity, obs_size)),
-            terminated=jnp.zeros(capacity),
-        ),
+        rows=blank_transitions(capacity, obs_size, act_size),
         weight=jnp.zeros((capacity, num_members)),
         held_out=jnp.zeros(capacity // group_size, jnp.int32),
         position=jnp.zeros((), jnp.int32),

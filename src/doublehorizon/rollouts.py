@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from doublehorizon.dynamics import StepNoise, World, imagine_step, survives
 from doublehorizon.kernels import on_gpu
 from doublehorizon.networks import Actor, mean_and_std, sample_action
-from doublehorizon.types import Rollout, Task
+from doublehorizon.types import Rollout, Task, Transition
 
 
 class RolloutNoise(eqx.Module):
@@ -44,20 +44,25 @@ def distribution_rollout(
     actor: Actor,
     starts: Float[Array, "states batch obs"],
     noise: RolloutNoise,
-) -> Float[Array, "states batch obs"]:
-    """DR: follows the policy through the model and returns states in which an episode is running, always the same
-    number. A row begins in `starts[0]`; where its episode ends in step t it begins anew in `starts[t]`."""
+) -> tuple[Transition, Float[Array, "batch obs"]]:
+    """DR: follows the policy through the model and returns its steps, `[horizon, batch]`, and the states in which it
+    stops. A row begins in `starts[0]`; where its episode ends in step t it begins anew in `starts[t]`."""
 
     def step(obs, inputs):
         restart, act_noise, step_noise, chance = inputs
         act, _ = _choose(actor(world.obs_normalizer.normalize(obs)), act_noise)
-        next_obs, _ = imagine_step(task, world, obs, act, step_noise)
+        next_obs, reward = imagine_step(task, world, obs, act, step_noise)
         lives = survives(task, world, (obs, act), next_obs, chance)
-        next_obs = jnp.where(lives[:, None] > 0, next_obs, restart)
-        return next_obs, next_obs
+        taken = Transition(obs, act, reward, next_obs, 1.0 - lives)
+        return jnp.where(lives[:, None] > 0, next_obs, restart), taken
 
-    _, visited = jax.lax.scan(step, starts[0], (starts[1:], noise.act[:-1], noise.step, noise.ends))
-    return jax.lax.stop_gradient(jnp.concatenate([starts[:1], visited]))
+    last, steps = jax.lax.scan(step, starts[0], (starts[1:], noise.act[:-1], noise.step, noise.ends))
+    return jax.lax.stop_gradient((steps, last))
+
+
+def visited(steps: Transition, last: Float[Array, "batch obs"]) -> Float[Array, "states batch obs"]:
+    """The states of a distribution rollout; in all of them an episode is running, and they are always as many."""
+    return jnp.concatenate([steps.obs, last[None]])
 
 
 def training_rollout(
@@ -78,19 +83,21 @@ def training_rollout(
         act, log_prob = _choose(actor(world.obs_normalizer.normalize(obs)) + nudge, act_noise)
         next_obs, reward = imagine_step(task, world, obs, act, step_noise)
         lives = survives(task, world, (obs, act), next_obs, None)
-        return (next_obs, alive * lives), (obs, act, log_prob, reward, alive)
+        return (next_obs, alive * lives), (obs, act, log_prob, alive, reward)
 
-    first = (start, jnp.ones(start.shape[0]))
-    inputs = (nudges[:-1], noise.act[:-1], noise.step)
-    # unrolled on a GPU, where a step is so short that the bookkeeping of a loop would show
-    (obs, alive), before = jax.lax.scan(step, first, inputs, unroll=on_gpu())
+    obs, alive, before = start, jnp.ones(start.shape[0]), None
+    if nudges.shape[0] > 1:  # otherwise there is no step, and perhaps no model
+        inputs = (nudges[:-1], noise.act[:-1], noise.step)
+        # unrolled on a GPU, where a step is so short that the bookkeeping of a loop would show
+        (obs, alive), before = jax.lax.scan(step, (obs, alive), inputs, unroll=on_gpu())
     act, log_prob = _choose(actor(world.obs_normalizer.normalize(obs)) + nudges[-1], noise.act[-1])
-    visited, acts, log_probs, rewards, lives = before
-
-    def then(x: Float[Array, "horizon ..."], last: Float[Array, "..."]) -> Float[Array, "states ..."]:
-        return jnp.concatenate([x, last[None]])
-
-    return Rollout(then(visited, obs), then(acts, act), then(log_probs, log_prob), rewards, then(lives, alive))
+    last = [x[None] for x in (obs, act, log_prob, alive)]
+    if before is None:
+        states, acts, log_probs, lives = last
+        return Rollout(states, acts, log_probs, jnp.zeros((0, start.shape[0])), lives)
+    *parts, rewards = before
+    states, acts, log_probs, lives = (jnp.concatenate(pair) for pair in zip(parts, last, strict=True))
+    return Rollout(states, acts, log_probs, rewards, lives)
 
 
 def no_nudges(task: Task, noise: RolloutNoise) -> Float[Array, "states batch out"]:
@@ -104,35 +111,57 @@ def _choose(
     return sample_action(*mean_and_std(words), noise)
 
 
-class StateRing(eqx.Module):
-    """The most recent imagined states, in the environment's own units: statistics may change under them."""
+def taken_step(
+    world: World,
+    actor: Actor,
+    step: Transition,
+    log_prob: Float[Array, " batch"],
+    noise: Float[Array, "batch act"],
+) -> Rollout:
+    """A step of the past as a rollout of one step, behind which the policy acts as it does now. `log_prob` is that of
+    what the policy would do now in the first state."""
+    next_act, next_log_prob = _choose(actor(world.obs_normalizer.normalize(step.next_obs)), noise)
+    alive = 1.0 - step.terminated
+    return Rollout(
+        obs=jnp.stack([step.obs, step.next_obs]),
+        act=jnp.stack([step.act, next_act]),
+        log_prob=jnp.stack([log_prob, next_log_prob]),
+        reward=step.reward[None],
+        alive=jnp.stack([jnp.ones_like(alive), alive]),
+    )
 
-    obs: Float[Array, "capacity obs"]
+
+class Ring(eqx.Module):
+    """The most recent imagined states, or steps, in the environment's own units: statistics may change under them."""
+
+    rows: Float[Array, "capacity obs"] | Transition
     position: Int[Array, ""]
     size: Int[Array, ""]
 
 
-def empty_ring(capacity: int, obs_size: int) -> StateRing:
+def empty_ring(rows: Float[Array, "capacity obs"] | Transition) -> Ring:
+    """Room for as many rows as are given, which count for nothing."""
     zero = jnp.zeros((), jnp.int32)
-    return StateRing(jnp.zeros((capacity, obs_size)), zero, zero)
+    return Ring(rows, zero, zero)
 
 
-def emptied(ring: StateRing) -> StateRing:
+def emptied(ring: Ring) -> Ring:
     """The ring as if nothing had been stored."""
-    return StateRing(ring.obs, jnp.zeros_like(ring.position), jnp.zeros_like(ring.size))
+    return Ring(ring.rows, jnp.zeros_like(ring.position), jnp.zeros_like(ring.size))
 
 
-def push(ring: StateRing, states: Float[Array, "n obs"]) -> StateRing:
-    """Stores states over the oldest ones."""
-    capacity = ring.obs.shape[0]
-    at = (ring.position + jnp.arange(states.shape[0])) % capacity
-    return StateRing(
-        obs=ring.obs.at[at].set(states),
-        position=(ring.position + states.shape[0]) % capacity,
-        size=jnp.minimum(ring.size + states.shape[0], capacity),
+def push(ring: Ring, rows: Float[Array, "n obs"] | Transition) -> Ring:
+    """Stores rows over the oldest ones."""
+    (capacity, *_), (count, *_) = (jax.tree.leaves(x)[0].shape for x in (ring.rows, rows))
+    at = (ring.position + jnp.arange(count)) % capacity
+    return Ring(
+        rows=jax.tree.map(lambda old, new: old.at[at].set(new), ring.rows, rows),
+        position=(ring.position + count) % capacity,
+        size=jnp.minimum(ring.size + count, capacity),
     )
 
 
-def draw(ring: StateRing, batch_size: int, key: PRNGKeyArray) -> Float[Array, "batch obs"]:
-    """States drawn uniformly, with replacement."""
-    return ring.obs[jr.randint(key, (batch_size,), 0, ring.size)]
+def draw(ring: Ring, batch_size: int, key: PRNGKeyArray) -> Float[Array, "batch obs"] | Transition:
+    """Rows drawn uniformly, with replacement."""
+    at = jr.randint(key, (batch_size,), 0, ring.size)
+    return jax.tree.map(lambda x: x[at], ring.rows)

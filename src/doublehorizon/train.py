@@ -134,34 +134,42 @@ def _elapsed(progress: Progress) -> dict[str, float]:
 
 def _show_progress(progress: Progress, metrics: Metrics | None, laps: dict[str, float], view: View) -> None:
     """Where the run stands and, once something was learnt, how long the rest takes at most."""
-    if metrics is None:
+    steps, learnt = progress.iteration_steps, progress.iteration - progress.first_fit
+    is_whole = learnt > 0 or progress.turn_steps == steps  # in many turns, the first iteration has one that learns
+    if metrics is None or not is_whole:
         view.advance(progress.step, progress.iteration)
         return
-    steps, first = progress.iteration_steps, progress.iteration == progress.first_fit
     last = -(-progress.goal // (steps * progress.spec.action_repeat))
-    plan = agent.plan(progress.config, progress.task, progress.num_rows, steps, first)
-    done = (plan, float(np.mean(metrics["model/epochs"])), laps)
+    plan = agent.plan(progress.config, progress.task, progress.num_rows, steps, first=learnt == 0)
+    done = (plan, float(np.mean(metrics.get("model/epochs", 0.0))), laps)
     rows = [progress.stored_at(i) for i in range(progress.iteration + 1, last + 1)]
     left = seconds_left(progress.config, progress.task, steps, rows, done)
     figures = {name: float(np.mean(value)) for name, value in metrics.items()}
     view.advance(progress.step, progress.iteration, left, figures)
-    if first:
+    if learnt == (0 if progress.turn_steps == steps else 1):
         view.estimated(progress.seconds + left)
 
 
 def _iterate(progress: Progress, crew: Crew, clock: Clock, view: View) -> Metrics | None:
-    """One iteration; the metrics, per seed, are None while only random steps are collected."""
+    """One iteration: a turn with a model, many without one. The metrics, per seed, are those of its last turn, and
+    None while only random steps are collected."""
     clock.start()
-    view.phase("collecting")
-    batch = crew.collect(progress.policies, progress.iteration_steps, progress.step)
-    _tell_notes(crew, view)
-    ends = check_termination(progress, batch, view)
-    check_reward(progress, batch, view)
-    progress.iteration += 1
-    progress.store(batch)
-    progress.episodes = crew.episodes
-    clock.lap("time/collect_seconds")
-    metrics = None if progress.iteration < progress.first_fit else ends | learn(progress, clock, view)
+    learns = progress.policies is not None
+    steps = progress.turn_steps if learns else progress.iteration_steps
+    metrics = None
+    while progress.begun < progress.iteration_steps:
+        view.phase("collecting")
+        batch = crew.collect(progress.policies, steps, progress.step)
+        _tell_notes(crew, view)
+        ends = check_termination(progress, batch, view)
+        check_reward(progress, batch, view)
+        progress.begun += steps
+        progress.store(batch)
+        progress.episodes = crew.episodes
+        clock.lap("time/collect_seconds")
+        if learns or progress.iteration + 1 >= progress.first_fit:
+            metrics = ends | learn(progress, clock, view)
+    progress.completed()
     progress.seconds = clock.total()
     return metrics
 

@@ -17,17 +17,25 @@ from dataclasses import dataclass
 from typing import Any
 
 import equinox as eqx
+import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 
 class Transition(eqx.Module):
-    """Rows of real experience. `terminated` is 1 where the episode truly ended; time limits do not count."""
+    """Rows of experience, real or imagined. `terminated` is 1 where the episode truly ended; time limits do not
+    count."""
 
     obs: Float[Array, "*seed rows obs"]
     act: Float[Array, "*seed rows act"]
     reward: Float[Array, "*seed rows"]
     next_obs: Float[Array, "*seed rows obs"]
     terminated: Float[Array, "*seed rows"]
+
+
+def blank_transitions(num_rows: int, obs_size: int, act_size: int) -> Transition:
+    """Rows of zeros."""
+    obs, flat = jnp.zeros((num_rows, obs_size)), jnp.zeros(num_rows)
+    return Transition(obs, jnp.zeros((num_rows, act_size)), flat, obs, flat)
 
 
 class Rollout(eqx.Module):

@@ -11,8 +11,8 @@ from doublehorizon.config import Config
 from doublehorizon.dynamics import World
 from doublehorizon.networks import Actor, Critic, dropout_seeds
 from doublehorizon.optimizers import follow, start, step
-from doublehorizon.rollouts import RolloutNoise, StateRing, draw, draw_noise, no_nudges, training_rollout
-from doublehorizon.types import Rollout, Task
+from doublehorizon.rollouts import Ring, RolloutNoise, draw, draw_noise, no_nudges, taken_step, training_rollout
+from doublehorizon.types import Rollout, Task, Transition
 from doublehorizon.values import Bounds, expand_q, expand_value, follow_bounds
 
 
@@ -38,20 +38,23 @@ class Chance(eqx.Module):
     """All that chance decides in an update, drawn beforehand for many updates at once: on a GPU a small draw costs as
     much as a large one."""
 
-    start: Float[Array, "batch obs"]
+    start: Float[Array, "batch obs"] | Transition
+    """States, or steps of the past where there is no training rollout."""
     noise: RolloutNoise
+    next_act: Float[Array, "batch act"]
     target_critics: Int[Array, " chosen"]
     dropout: UInt32[Array, "critic batch"]
 
 
-def draw_chance(setting: Setting, ring: StateRing, key: PRNGKeyArray) -> Chance:
-    """For one update that starts in states of the ring. The key is consumed."""
+def draw_chance(setting: Setting, ring: Ring, key: PRNGKeyArray) -> Chance:
+    """For one update that starts in states, or from steps, of the ring. The key is consumed."""
     config, task = setting.config, setting.task
     key_start, key_noise, key_critics, key_dropout = jr.split(key, 4)
     batch_size, critic = config.policy.batch_size, config.critic
     return Chance(
         start=draw(ring, batch_size, key_start),
         noise=draw_noise(task, config.horizons.training, batch_size, key_noise),
+        next_act=jr.normal(jr.fold_in(key, 4), (batch_size, task.act_size)),
         target_critics=jnp.argsort(jr.bits(key_critics, (critic.members,)))[: critic.target_members],
         dropout=dropout_seeds(critic.members * batch_size, key_dropout).reshape(critic.members, batch_size),
     )
@@ -83,12 +86,13 @@ def gradient_norm(moments: Moments) -> Float[Array, ""]:
 def joint_update(setting: Setting, policy: Policy, moments: Moments, chance: Chance) -> tuple[Policy, Moments, Metrics]:
     """Critics first, then the actor against the updated critics, on one rollout: its forward pass is shared, and the
     actor's gradient is pulled back through it."""
-    config, task, world = setting.config, setting.task, setting.world
+    config, task = setting.config, setting.task
     rollout, pull_back = jax.vjp(
-        lambda nudges: training_rollout(task, world, policy.actor, chance.start, chance.noise, nudges),
+        lambda nudges: _rollout(setting, policy, chance, nudges),
         no_nudges(task, chance.noise),
     )
-    policy, moments, metrics = critic_update(setting, policy, moments, chance, rollout)
+    path = path_for_critics(setting, policy, chance, rollout)
+    policy, moments, metrics = critic_update(setting, policy, moments, chance, path)
 
     temperature = jnp.exp(policy.log_temperature)
     objective, slope = jax.value_and_grad(lambda path: actor_objective(setting, policy, path, temperature))(rollout)
@@ -106,7 +110,7 @@ def joint_update(setting: Setting, policy: Policy, moments: Moments, chance: Cha
         "train/actor_loss": -objective,
         "train/ent_coef": temperature,
         "train/entropy": entropy,
-        "model/rollout_alive": jnp.mean(rollout.alive[-1]),
+        "model/rollout_alive": jnp.mean(path.alive[-1]),
     }
     return policy, Moments(actor_moments, moments.critics, temperature_moments), metrics
 
@@ -115,9 +119,21 @@ def critic_only_update(
     setting: Setting, policy: Policy, moments: Moments, chance: Chance
 ) -> tuple[Policy, Moments, Metrics]:
     """The critics' half of a joint update."""
-    nudges = no_nudges(setting.task, chance.noise)
-    rollout = training_rollout(setting.task, setting.world, policy.actor, chance.start, chance.noise, nudges)
-    return critic_update(setting, policy, moments, chance, rollout)
+    rollout = _rollout(setting, policy, chance, no_nudges(setting.task, chance.noise))
+    return critic_update(setting, policy, moments, chance, path_for_critics(setting, policy, chance, rollout))
+
+
+def _rollout(setting: Setting, policy: Policy, chance: Chance, nudges: Float[Array, "states batch out"]) -> Rollout:
+    """The training rollout, of no step at all where its horizon is 0."""
+    start = chance.start.obs if isinstance(chance.start, Transition) else chance.start
+    return training_rollout(setting.task, setting.world, policy.actor, start, chance.noise, nudges)
+
+
+def path_for_critics(setting: Setting, policy: Policy, chance: Chance, rollout: Rollout) -> Rollout:
+    """What the critics learn from: the training rollout or, without one, the steps of the past."""
+    if not isinstance(chance.start, Transition):
+        return rollout
+    return taken_step(setting.world, policy.actor, chance.start, rollout.log_prob[0], chance.next_act)
 
 
 def critic_update(

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -218,7 +219,8 @@ def _updates(bench: Bench, update: Callable) -> Callable:
     def one(state: AgentState, replay: Replay, count: jax.Array) -> Any:
         del replay
         setting = Setting(config, task, state.world.as_multiplied())
-        ring = type(state.ring)(state.ring.obs, state.ring.position, jnp.asarray(state.ring.obs.shape[0], jnp.int32))
+        size = jnp.asarray(config.policy.ring_capacity, jnp.int32)
+        ring = eqx.tree_at(lambda ring: ring.size, state.ring, size)
 
         def body(i: jax.Array, learner: Any) -> Any:
             key = jr.fold_in(state.key, i)

@@ -82,8 +82,8 @@ def _measure(options: Bench, counts: list[int]) -> dict[str, Any]:
             starts[str(count)] = measure_starts(*sizes, count, os.environ.get("JAX_PLATFORMS"))
 
         from doublehorizon.analysis import speed
-        from doublehorizon.config import preset
         from doublehorizon.devices import find_devices, using
+        from doublehorizon.presets import preset
         from doublehorizon.types import Task
 
         devices = find_devices(None, max(counts))

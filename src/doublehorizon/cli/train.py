@@ -9,8 +9,10 @@ from typing import Annotated, Literal
 import tyro
 
 from doublehorizon.cli.running import functions, prepare_jax, report, told_how_to_go_on, tracked
-from doublehorizon.config import PRESETS, Config, preset
+from doublehorizon.config import Config
 from doublehorizon.errors import UserError
+from doublehorizon.presets import PRESETS, preset
+from doublehorizon.records import changed
 
 _EXAMPLES = """Trains DHMBPO on an environment and writes a run folder.
 
@@ -38,11 +40,13 @@ class Train:
     """How many seeds to train side by side, in one process."""
     seed: int = 0
     """The first seed."""
-    preset: Literal["dhmbpo", "paper", "light", "quick"] = "dhmbpo"
+    preset: Literal["dhmbpo", "paper", "light", "quick", "svg", "mbpo", "sac"] = "dhmbpo"
     """Where the numbers below start from: dhmbpo is the paper's algorithm with shorter late fits, paper has its own
-    fits and precision, light suits a CPU, quick a CPU and a small task."""
+    fits and precision, light suits a CPU, quick a CPU and a small task; svg, mbpo and sac are its relatives."""
     out: Path | None = None
     """The run folder. Default: runs/ENV-DATE-TIME."""
+    updates_per_step: float | None = None
+    """Updates of critic and actor per environment step. Default: 1."""
     num_envs: int | None = None
     """Environments per seed that collect side by side, for slow simulators. Default: 1."""
     checkpoint_every: int | None = None
@@ -113,9 +117,12 @@ def run(arguments: list[str]) -> int:
 
 
 def _config(options: Train) -> Config:
-    named = {"num_envs": options.num_envs, "checkpoint_every": options.checkpoint_every}
-    given = {name: value for name, value in named.items() if value is not None}
-    return dataclasses.replace(options.config, loop=dataclasses.replace(options.config.loop, **given))
+    named = {
+        "loop.num_envs": options.num_envs,
+        "loop.checkpoint_every": options.checkpoint_every,
+        "policy.updates_per_step": options.updates_per_step,
+    }
+    return changed(options.config, {name: value for name, value in named.items() if value is not None})
 
 
 def _preset_named_in(arguments: list[str]) -> str:
