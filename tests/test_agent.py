@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from doublehorizon import agent
-from doublehorizon.config import PAPER, Config, Horizons
+from doublehorizon import agent, presets
+from doublehorizon.config import Config, Horizons
 from doublehorizon.devices import Program
 from doublehorizon.envs.make import describe, factory, make
 from doublehorizon.progress import Progress, begin
@@ -64,7 +64,7 @@ def one_epoch_and_one_update(progress: Progress):
     def update(state, replay):
         def one(state, replay):
             ring = eqx.tree_at(
-                lambda r: (r.obs, r.size), state.ring, (replay.rows.obs[jnp.arange(120) % 20], jnp.array(120))
+                lambda r: (r.rows, r.size), state.ring, (replay.rows.obs[jnp.arange(120) % 20], jnp.array(120))
             )
             setting = Setting(TINY, progress.task, state.world)
             moments = fresh_moments(TINY, state.policy)
@@ -120,7 +120,7 @@ def test_nothing_is_compiled_twice(monkeypatch):
 def test_the_actor_learns_from_critics_that_are_already_updated_and_targets_follow_slowly():
     progress = collected([0])
     state, replay = jax.tree.map(lambda x: x[0], (progress.state, progress.replay))
-    ring = eqx.tree_at(lambda r: (r.obs, r.size), state.ring, (replay.rows.obs[jnp.arange(120) % 20], jnp.array(120)))
+    ring = eqx.tree_at(lambda r: (r.rows, r.size), state.ring, (replay.rows.obs[jnp.arange(120) % 20], jnp.array(120)))
     setting = Setting(TINY, progress.task, state.world)
     chance, moments = draw_chance(setting, ring, state.key), fresh_moments(TINY, state.policy)
     after, _, metrics = joint_update(setting, state.policy, moments, chance)
@@ -138,7 +138,7 @@ def test_the_actor_learns_from_critics_that_are_already_updated_and_targets_foll
 def test_the_actors_gradient_is_that_through_the_whole_rollout():
     progress = collected([0])
     state, replay = jax.tree.map(lambda x: x[0], (progress.state, progress.replay))
-    ring = eqx.tree_at(lambda r: (r.obs, r.size), state.ring, (replay.rows.obs[jnp.arange(120) % 20], jnp.array(120)))
+    ring = eqx.tree_at(lambda r: (r.rows, r.size), state.ring, (replay.rows.obs[jnp.arange(120) % 20], jnp.array(120)))
     setting = Setting(TINY, progress.task, state.world)
     chance = draw_chance(setting, ring, state.key)
     critics = jax.tree.map(lambda x: x + 0.1, state.policy.critics)  # untrained, they have no slope
@@ -177,8 +177,8 @@ def planned(config: Config, num_rows: int, first: bool) -> list[int]:
 
 
 def test_the_papers_effort_counts_epochs():
-    assert planned(PAPER, 5000, first=True) == [1, 722, 3612, 250]
-    assert planned(PAPER, 50_000, first=False) == [6, 144, 722, 50]
+    assert planned(presets.paper, 5000, first=True) == [1, 722, 3612, 250]
+    assert planned(presets.paper, 50_000, first=False) == [6, 144, 722, 50]
 
 
 def test_the_default_effort_is_the_papers_while_epochs_are_short():

@@ -29,7 +29,7 @@ assert len(weights.sharding.device_set) == 4, weights.sharding
 assert weights.addressable_shards[2].data.shape[0] == 1
 alone = learnt(1, seed=2)
 assert len(alone._progress.state.policy.actor.mlp.layers[0].weight.sharding.device_set) == 1
-assert len(learnt(6)._devices) == 3
+assert len(learnt(6).devices) == 3
 np.testing.assert_allclose(spread.policies[2].weights[0], alone.policies[0].weights[0], rtol=1e-2, atol=1e-3)
 spread.save("saved")
 again = dh.DHMBPO.load("saved")

@@ -84,7 +84,7 @@ def test_what_explodes_without_being_infinite_is_noticed():
         return health.evidence(0.995, progress.num_rows, replay, state, metrics or {})
 
     assert evidence(state) == [""] * 4
-    far = eqx.tree_at(lambda s: s.ring.obs, state, state.ring.obs.at[1, 0].set(1e7))
+    far = eqx.tree_at(lambda s: s.ring.rows, state, state.ring.rows.at[1, 0].set(1e7))
     assert evidence(far)[0] == "" and "imagined observations are up to" in evidence(far)[1]
     rich = eqx.tree_at(lambda s: s.policy.bounds.high, state, jnp.array([1e9, 0.0, 0.0, 0.0]))
     assert "imagined rewards" in evidence(rich)[0] and evidence(rich)[1] == ""

@@ -4,7 +4,16 @@ import jax.random as jr
 import numpy as np
 import pytest
 
-from doublehorizon.rollouts import distribution_rollout, draw, emptied, empty_ring, no_nudges, push, training_rollout
+from doublehorizon.rollouts import (
+    distribution_rollout,
+    draw,
+    emptied,
+    empty_ring,
+    no_nudges,
+    push,
+    training_rollout,
+    visited,
+)
 from doublehorizon.types import Task
 from worlds import ConstantActor, line_world, no_noise
 
@@ -14,6 +23,10 @@ ENDS_PAST_TWO = Task(1, 1, lambda obs: obs[..., 0] > 2.0)
 
 def roll(task, speed, start, noise):
     return training_rollout(task, line_world(), ConstantActor(speed), start, noise, no_nudges(task, noise))
+
+
+def states(task, speed, starts, noise):
+    return visited(*distribution_rollout(task, line_world(), ConstantActor(speed), starts, noise))
 
 
 def test_the_gradient_runs_through_every_step_of_the_training_rollout():
@@ -29,7 +42,7 @@ def test_the_gradient_runs_through_every_step_of_the_training_rollout():
 def test_no_gradient_runs_through_the_distribution_rollout():
     def total(speed):
         starts = jnp.zeros((4, 2, 1))
-        return jnp.sum(distribution_rollout(ENDLESS, line_world(), ConstantActor(speed), starts, no_noise(3, 2)))
+        return jnp.sum(states(ENDLESS, speed, starts, no_noise(3, 2)))
 
     value, slope = jax.value_and_grad(total)(jnp.array(0.25))
     assert float(value) == pytest.approx(2 * 6 * 0.25, rel=1e-4)
@@ -38,16 +51,24 @@ def test_no_gradient_runs_through_the_distribution_rollout():
 
 def test_without_terminations_the_distribution_rollout_returns_every_state():
     starts = jnp.array([[[0.0], [5.0]], [[90.0], [90.0]], [[90.0], [90.0]]])
-    visited = distribution_rollout(ENDLESS, line_world(), ConstantActor(jnp.array(0.5)), starts, no_noise(2, 2))
-    np.testing.assert_allclose(visited[..., 0], [[0.0, 5.0], [0.5, 5.5], [1.0, 6.0]], rtol=1e-4)
+    found = states(ENDLESS, jnp.array(0.5), starts, no_noise(2, 2))
+    np.testing.assert_allclose(found[..., 0], [[0.0, 5.0], [0.5, 5.5], [1.0, 6.0]], rtol=1e-4)
 
 
 def test_a_row_that_ends_begins_anew_and_its_last_state_is_not_kept():
     # row 0 goes 1.8, (2.3 has ended) -> 0.1, 0.6; row 1 goes on
     starts = jnp.array([[[1.8], [0.0]], [[0.1], [9.0]], [[9.0], [9.0]]])
-    visited = distribution_rollout(ENDS_PAST_TWO, line_world(), ConstantActor(jnp.array(0.5)), starts, no_noise(2, 2))
-    np.testing.assert_allclose(visited[..., 0], [[1.8, 0.0], [0.1, 0.5], [0.6, 1.0]], rtol=1e-4)
-    assert not np.any(np.asarray(visited) > 2.0)
+    steps, last = distribution_rollout(
+        ENDS_PAST_TWO, line_world(), ConstantActor(jnp.array(0.5)), starts, no_noise(2, 2)
+    )
+    found = visited(steps, last)
+    np.testing.assert_allclose(found[..., 0], [[1.8, 0.0], [0.1, 0.5], [0.6, 1.0]], rtol=1e-4)
+    assert not np.any(np.asarray(found) > 2.0)
+    # as steps, the one that ends is kept, with the state in which it does
+    np.testing.assert_allclose(steps.next_obs[..., 0], [[2.3, 0.5], [0.6, 1.0]], rtol=1e-4)
+    np.testing.assert_array_equal(steps.terminated, [[1, 0], [0, 0]])
+    np.testing.assert_allclose(steps.act, 0.5, rtol=1e-4)
+    np.testing.assert_allclose(steps.reward, steps.next_obs[..., 0], rtol=1e-4)
 
 
 def test_alive_falls_to_zero_where_the_episode_ends_and_stays_there():
@@ -58,21 +79,21 @@ def test_alive_falls_to_zero_where_the_episode_ends_and_stays_there():
 
 
 def test_the_ring_keeps_the_most_recent_states():
-    ring = empty_ring(5, 1)
+    ring = empty_ring(jnp.zeros((5, 1)))
     ring = push(ring, jnp.arange(3.0)[:, None])
     assert int(ring.size) == 3
     ring = push(ring, jnp.arange(3.0, 7.0)[:, None])
     assert int(ring.size) == 5 and int(ring.position) == 2
-    assert sorted(np.asarray(ring.obs[:, 0]).tolist()) == [2.0, 3.0, 4.0, 5.0, 6.0]
+    assert sorted(np.asarray(ring.rows[:, 0]).tolist()) == [2.0, 3.0, 4.0, 5.0, 6.0]
 
 
 def test_an_emptied_ring_starts_again():
-    ring = push(emptied(push(empty_ring(5, 1), jnp.ones((4, 1)))), jnp.full((2, 1), 7.0))
+    ring = push(emptied(push(empty_ring(jnp.zeros((5, 1))), jnp.ones((4, 1)))), jnp.full((2, 1), 7.0))
     assert int(ring.size) == 2
     assert set(np.asarray(draw(ring, 50, jr.key(0))[:, 0]).tolist()) == {7.0}
 
 
 def test_only_stored_states_are_drawn():
-    ring = push(empty_ring(100, 1), 1.0 + jnp.arange(3.0)[:, None])
+    ring = push(empty_ring(jnp.zeros((100, 1))), 1.0 + jnp.arange(3.0)[:, None])
     drawn = np.asarray(draw(ring, 300, jr.key(0))[:, 0])
     assert set(drawn.tolist()) == {1.0, 2.0, 3.0}

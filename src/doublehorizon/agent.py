@@ -195,10 +195,10 @@ def _improve_policy(
     metrics are means over the last round."""
     key, key_first, key_critics, key_rounds = jr.split(state.key, 4)
     setting = Setting(config, task, state.world.as_multiplied())
-    real = _experience(config, effort, replay)
+    real = replay_as_ring(config, effort.num_rows, replay)
 
     def refreshed(policy: Policy, ring: Ring | None, key: PRNGKeyArray) -> Ring | None:
-        return None if ring is None else refresh(setting, effort, replay, policy, ring, key)
+        return None if ring is None else refresh(setting, effort.num_rows, replay, policy, ring, key)
 
     ring = state.ring if state.ring is None or not config.policy.clear_each_iteration else emptied(state.ring)
     ring = refreshed(state.policy, ring, key_first)
@@ -222,18 +222,20 @@ def _improve_policy(
     return AgentState(state.world, policy, moments if config.policy.keep_moments else None, ring, key), metrics
 
 
-def _experience(config: Config, effort: Effort, replay: Replay) -> Ring:
+def replay_as_ring(config: Config, num_rows: int | Int[Array, ""], replay: Replay) -> Ring:
     """The replay in place of a ring: what was really seen, or done where steps are learnt from."""
     rows = replay.rows.obs if config.horizons.training > 0 else replay.rows
-    return Ring(rows, replay.position, effort.num_rows)
+    return Ring(rows, replay.position, jnp.asarray(num_rows, jnp.int32))
 
 
-def refresh(setting: Setting, effort: Effort, replay: Replay, policy: Policy, ring: Ring, key: PRNGKeyArray) -> Ring:
+def refresh(
+    setting: Setting, num_rows: Int[Array, ""], replay: Replay, policy: Policy, ring: Ring, key: PRNGKeyArray
+) -> Ring:
     """A distribution rollout from states of the replay into the ring."""
     key_starts, key_noise = jr.split(key)
-    horizon, num_rows = setting.config.horizons.distribution, setting.config.distribution_rows
-    starts = replay.rows.obs[jr.randint(key_starts, (horizon + 1, num_rows), 0, effort.num_rows)]
-    noise = draw_noise(setting.task, horizon, num_rows, key_noise)
+    horizon, batch = setting.config.horizons.distribution, setting.config.distribution_rows
+    starts = replay.rows.obs[jr.randint(key_starts, (horizon + 1, batch), 0, num_rows)]
+    noise = draw_noise(setting.task, horizon, batch, key_noise)
     steps, last = distribution_rollout(setting.task, setting.world, policy.actor, starts, noise)
     kept = visited(steps, last) if setting.config.horizons.training > 0 else steps
     return push(ring, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), kept))

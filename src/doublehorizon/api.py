@@ -13,19 +13,19 @@ from doublehorizon.cache import use_compilation_cache
 from doublehorizon.config import Config, seed_iterations, steps_per_iteration
 from doublehorizon.data import Source, load_transitions
 from doublehorizon.determinism import DETERMINISTIC_FLAG, asked_for_determinism
-from doublehorizon.devices import Devices, find_devices, forget_programs, using
+from doublehorizon.devices import find_devices, forget_programs, using
 from doublehorizon.envs.check import complaints, is_users_own
 from doublehorizon.envs.make import EnvLike, EnvSpec, Simulator, describe, factory
 from doublehorizon.envs.spaces import flat_observations
 from doublehorizon.errors import UserError
 from doublehorizon.policy import NumpyPolicy, load_policy
 from doublehorizon.progress import Archived, Knowledge, Progress, begin, capacity_for, extend
-from doublehorizon.saved import read_newest, restore
+from doublehorizon.saved import read_newest, read_step, restore
 from doublehorizon.seats import Recipe, Seat
 from doublehorizon.signals import stoppable
 from doublehorizon.trackers import Tracker
 from doublehorizon.train import CallbackLike, train
-from doublehorizon.view import View
+from doublehorizon.view import View, introduction
 from doublehorizon.workers import Crew
 
 
@@ -78,7 +78,7 @@ class DHMBPO:
                 "function that makes one."
             )
         self.seeds = list(range(seed, seed + seeds))
-        self._devices = find_devices(device, seeds)
+        self.devices = find_devices(device, seeds)
         self._make_env = factory(env, self.config.loop)
         sample = self._make_env()
         self._spec = describe(sample, self.config, env if isinstance(env, str) else None, termination_rule)
@@ -147,7 +147,7 @@ class DHMBPO:
         forget_programs()
         with ExitStack() as stack:
             stack.enter_context(stoppable())
-            stack.enter_context(using(self._devices))
+            stack.enter_context(using(self.devices))
             folder = None if out is None else stack.enter_context(self._settled(Path(out)))
             progress = self._begun(goal)
             if folder is not None:
@@ -155,7 +155,7 @@ class DHMBPO:
             view = stack.enter_context(View(self.spec.name, goal, quiet=not progress_bar))
             seats = (self.seeds, self.config.loop.num_envs, self._is_object, progress.episodes)
             crew = stack.enter_context(Crew(self._recipe(), *seats))
-            view.say(self._introduction(goal))
+            view.say(introduction(self.spec, len(self.seeds), progress.iteration_steps, goal, self.devices))
             for note in self._notes:
                 view.warn(note)
             self._notes = []
@@ -186,7 +186,7 @@ class DHMBPO:
             raise UserError("the last learn() was stopped inside an iteration. Load a saved agent, or start a new one.")
         if "seed_policy" in self.given and self._knowledge.seed_policy is None and self._needs_seed_policy:
             raise UserError("this run began with a seed_policy, which it still needs: pass it again.")
-        if self.config.deterministic and self._devices[0].platform == "gpu" and not asked_for_determinism():
+        if self.config.deterministic and self.devices[0].platform == "gpu" and not asked_for_determinism():
             raise UserError(
                 "deterministic needs an option that is set before JAX starts: use the command's --deterministic, or "
                 f"set XLA_FLAGS={DETERMINISTIC_FLAG!r} in the environment."
@@ -202,7 +202,7 @@ class DHMBPO:
     def _begun(self, goal: int) -> Progress:
         if self._progress is None:
             rows = capacity_for(self.config, self.spec, goal, self._knowledge.num_prior)
-            self._progress = begin(self.config, self.spec, self.seeds, rows, self._devices, self._knowledge)
+            self._progress = begin(self.config, self.spec, self.seeds, rows, self.devices, self._knowledge)
         extend(self._progress, goal)
         self._progress.goal = goal
         return self._progress
@@ -246,6 +246,11 @@ class DHMBPO:
         return self._progress.policies
 
     @property
+    def progress(self) -> Progress | None:
+        """Where its learning stands: networks, replay and all; None before it has begun."""
+        return self._progress
+
+    @property
     def run_folder(self) -> Path | None:
         """Where this agent has been learning, or was loaded from."""
         return self._folder
@@ -276,7 +281,7 @@ class DHMBPO:
             raise UserError(f"{path} holds a run. Choose another folder for the agent.")
         if path.exists() and not checkpoints.steps_kept(path) and (not path.is_dir() or any(path.iterdir())):
             raise UserError(f"{path} is not empty and holds no agent. Choose another folder.")
-        with using(self._devices):
+        with using(self.devices):
             checkpoints.save_agent(self._progress, path)
 
     @classmethod
@@ -288,12 +293,13 @@ class DHMBPO:
         termination_rule: Callable[[Any], Any] | None = None,
         reward: Callable[[Any, Any, Any], Any] | None = None,
         seed_policy: Any = None,
+        step: int | None = None,
     ) -> "DHMBPO":
-        """Reads what `save` wrote, or the last checkpoint of a run folder. `env` is needed where the agent was not
-        trained on a registered id; `termination_rule`, `reward` and `seed_policy` where it was given such a function.
-        No code is imported that the files name."""
+        """Reads what `save` wrote, or the last checkpoint of a run folder, or that at `step`. `env` is needed where the
+        agent was not trained on a registered id; `termination_rule`, `reward` and `seed_policy` where it was given such
+        a function. No code is imported that the files name."""
         path = Path(path)
-        saved, problems = read_newest(path)
+        saved, problems = read_newest(path) if step is None else (read_step(path, step), [])
         name, seeds = saved.env.get("name"), saved.seeds
         if env is None:
             if not saved.env.get("registered") or not isinstance(name, str) or ":" in name:
@@ -313,8 +319,8 @@ class DHMBPO:
             seed_policy=seed_policy,
             check=False,
         )
-        with using(model._devices):
-            model._progress, changes = restore(saved, model.spec, model._devices, model._knowledge)
+        with using(model.devices):
+            model._progress, changes = restore(saved, model.spec, model.devices, model._knowledge)
         model._notes = problems + changes
         model._folder = path.resolve()
         return model
@@ -326,21 +332,3 @@ class DHMBPO:
 
     def _recipe(self) -> Recipe:
         return Recipe(self._make_env, self.spec, self._knowledge.seed_policy, self.config.loop.step_timeout)
-
-    def _introduction(self, total: int) -> str:
-        spec, steps = self.spec, steps_per_iteration(self.config, self.spec.time_limit)
-        return (
-            f"{spec.name}: {spec.obs_size} observations, {spec.act_size} actions; episodes end {_ends(spec)}; "
-            f"{len(self.seeds)} seed(s) to {total} steps, {steps} per iteration, on {_words(self._devices)}"
-        )
-
-
-def _ends(spec: EnvSpec) -> str:
-    if spec.termination == "learned":
-        return "as the model learns"
-    return "never, but by the time limit" if spec.rule is None else "by a known rule (checked against every step)"
-
-
-def _words(devices: Devices) -> str:
-    count = f"{len(devices)} x " if len(devices) > 1 else ""
-    return count + devices[0].device_kind

@@ -34,15 +34,26 @@ class NumpyPolicy:
 
     def act(self, obs: np.ndarray, rng: np.random.Generator | None = None) -> np.ndarray:
         """Actions in [-1, 1] for observations `[..., obs]`: the mean without a generator, a sample with one."""
+        mean, std = self._mean_and_std(obs)
+        return np.tanh(mean if rng is None else mean + std * rng.standard_normal(mean.shape, np.float32))
+
+    def sample(self, obs: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """Drawn actions in [-1, 1], and the logarithms of their probability densities."""
+        mean, std = self._mean_and_std(obs)
+        noise = rng.standard_normal(mean.shape, np.float32)
+        unsquashed = mean + std * noise
+        log_prob = -0.5 * np.square(noise) - np.log(std) - 0.5 * np.log(2.0 * np.pi)
+        log_slope = 2.0 * (np.log(2.0) - unsquashed - np.logaddexp(0.0, -2.0 * unsquashed))  # of tanh
+        return np.tanh(unsquashed), np.sum(log_prob - log_slope, axis=-1)
+
+    def _mean_and_std(self, obs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Of the Gaussian before squashing."""
         x = (obs - self.obs_mean) / self.obs_std
         for weight, bias in zip(self.weights[:-1], self.biases[:-1], strict=True):
             x = x @ weight + bias
             x = x * (0.5 * (1.0 + np.tanh(0.5 * x)))  # SiLU, in a form that cannot overflow
         mean, raw_std = np.split(x @ self.weights[-1] + self.biases[-1], 2, axis=-1)
-        if rng is not None:
-            std = np.logaddexp(0.0, raw_std) + _MIN_ACTION_STD
-            mean = mean + std * rng.standard_normal(mean.shape, np.float32)
-        return np.tanh(mean)
+        return mean, np.logaddexp(0.0, raw_std) + _MIN_ACTION_STD
 
     def predict(
         self,

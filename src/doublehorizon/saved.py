@@ -64,6 +64,17 @@ def read_newest(folder: Path) -> tuple[Saved, list[str]]:
     raise UserError(f"{folder} holds no checkpoint that is whole; {problems[0]}.")
 
 
+def read_step(folder: Path, step: int) -> Saved:
+    """The checkpoint at that step."""
+    steps = steps_kept(folder)
+    if step not in steps:
+        raise UserError(f"{folder} has no checkpoint at step {step}. It has: {', '.join(map(str, steps)) or 'none'}.")
+    try:
+        return _read(folder, step)
+    except DamageError as problem:
+        raise UserError(f"the checkpoint at step {step} of {folder} cannot be used: {problem}.") from problem
+
+
 def restore(
     saved: Saved, spec: EnvSpec, devices: Devices | None = None, knowledge: Knowledge | None = None
 ) -> tuple[Progress, list[str]]:

@@ -47,6 +47,17 @@ class Episode:
 
 
 @dataclass(frozen=True)
+class Appraisal:
+    """How a policy's value is found by trying: so many episodes of so many steps at most, each reward and each entropy
+    bonus discounted."""
+
+    episodes: int
+    horizon: int
+    discount: float
+    temperature: float
+
+
+@dataclass(frozen=True)
 class Harvest:
     """What a seat collected, and the episode that is still running, if one is. `exact` is False where a running
     episode was to be continued in another process and could not be brought about again."""
@@ -133,6 +144,30 @@ class Seat:
                 done = ended or cut
         self.obs = None  # whatever episode was running here is over
         return total / num_episodes
+
+    def appraise(self, step: int, policy: NumpyPolicy, pairs: list[tuple], how: Appraisal) -> np.ndarray:
+        """Discounted soft returns from pairs of observation and action, behind which the policy acts by chance:
+        `[pair, episode]`. `step` numbers the pairs, for their chance."""
+        found = np.zeros((len(pairs), how.episodes))
+        for i, (obs, act) in enumerate(pairs):
+            rng = np.random.default_rng([self.seed, _EVALUATE, step + i])
+            for episode in range(how.episodes):
+                with self._reported(step + i, "appraising pair"):
+                    found[i, episode] = self._soft_return(policy, obs, act, how, rng)
+        self.obs = None
+        return found
+
+    def _soft_return(self, policy: NumpyPolicy, obs: np.ndarray, act: np.ndarray, how: Appraisal, rng: Any) -> float:
+        self.simulator.put(obs)
+        total, weight = 0.0, 1.0
+        for _ in range(how.horizon):
+            obs, reward, ended, _ = self.simulator.step(act)
+            total, weight = total + weight * reward, weight * how.discount
+            if ended:
+                break
+            act, log_prob = policy.sample(obs, rng)
+            total -= weight * how.temperature * float(log_prob)
+        return total
 
     def _reset(self, reset_seed: int, step: int) -> None:
         self.reset_seed, self.actions = reset_seed, []

@@ -88,7 +88,7 @@ def joint_update(setting: Setting, policy: Policy, moments: Moments, chance: Cha
     actor's gradient is pulled back through it."""
     config, task = setting.config, setting.task
     rollout, pull_back = jax.vjp(
-        lambda nudges: _rollout(setting, policy, chance, nudges),
+        lambda nudges: start_rollout(setting, policy, chance, nudges),
         no_nudges(task, chance.noise),
     )
     path = path_for_critics(setting, policy, chance, rollout)
@@ -119,11 +119,13 @@ def critic_only_update(
     setting: Setting, policy: Policy, moments: Moments, chance: Chance
 ) -> tuple[Policy, Moments, Metrics]:
     """The critics' half of a joint update."""
-    rollout = _rollout(setting, policy, chance, no_nudges(setting.task, chance.noise))
+    rollout = start_rollout(setting, policy, chance, no_nudges(setting.task, chance.noise))
     return critic_update(setting, policy, moments, chance, path_for_critics(setting, policy, chance, rollout))
 
 
-def _rollout(setting: Setting, policy: Policy, chance: Chance, nudges: Float[Array, "states batch out"]) -> Rollout:
+def start_rollout(
+    setting: Setting, policy: Policy, chance: Chance, nudges: Float[Array, "states batch out"]
+) -> Rollout:
     """The training rollout, of no step at all where its horizon is 0."""
     start = chance.start.obs if isinstance(chance.start, Transition) else chance.start
     return training_rollout(setting.task, setting.world, policy.actor, start, chance.noise, nudges)
@@ -151,12 +153,12 @@ def critic_update(
         rollout,
         temperature,
     )
-    last_q = _values(policy.target_critics, world.obs_normalizer.normalize(rollout.obs[-1]), rollout.act[-1])
+    last_q = critic_values(policy.target_critics, world.obs_normalizer.normalize(rollout.obs[-1]), rollout.act[-1])
     target = critic_target(bounds, rollout, last_q[chance.target_critics], temperature, config.policy.discount)
     obs = world.obs_normalizer.normalize(rollout.obs[0])
 
     def loss(critics: Critic) -> Float[Array, ""]:
-        q = bounds.scale(_values(critics, obs, rollout.act[0], chance.dropout))
+        q = bounds.scale(critic_values(critics, obs, rollout.act[0], chance.dropout))
         return jnp.sum(jnp.mean(jnp.square(q - target[None]), axis=1))
 
     value, gradient = jax.value_and_grad(loss)(policy.critics)
@@ -191,7 +193,7 @@ def actor_objective(
     """Eq. 14: the mean expanded value (Eq. 7), with the mean of all critics, neither clipped nor thinned by dropout,
     behind the last step."""
     obs = setting.world.obs_normalizer.normalize(rollout.obs[-1])
-    last_q = jnp.mean(policy.bounds.scale(_values(policy.critics, obs, rollout.act[-1])), axis=0)
+    last_q = jnp.mean(policy.bounds.scale(critic_values(policy.critics, obs, rollout.act[-1])), axis=0)
     return jnp.mean(expand_value(rollout, last_q, temperature, setting.config.policy.discount))
 
 
@@ -209,7 +211,7 @@ def actor_gradient(setting: Setting, actor: Actor, rollout: Rollout, slopes: Flo
     return gradient
 
 
-def _values(
+def critic_values(
     critics: Critic,
     obs: Float[Array, "batch obs"],
     act: Float[Array, "batch act"],

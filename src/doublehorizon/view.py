@@ -11,6 +11,9 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from doublehorizon.devices import Devices
+from doublehorizon.envs.make import EnvSpec
+
 _BARS = "▁▂▃▄▅▆▇█"
 _MOST_SEEDS = 12  # shown one by one
 _FIGURES = {
@@ -139,6 +142,18 @@ class View:
             where = f"at {steps[-1]:,}" if name == "test return" else ""
             table.add_row(name, Text(sparkline(values), style="cyan"), f"{values[-1]:.5g}", where)
         return table
+
+
+def introduction(spec: EnvSpec, num_seeds: int, iteration_steps: int, total: int, devices: Devices) -> str:
+    """What a run is about, in a line."""
+    ends = "never, but by the time limit" if spec.rule is None else "by a known rule (checked against every step)"
+    if spec.termination == "learned":
+        ends = "as the model learns"
+    count = f"{len(devices)} x " if len(devices) > 1 else ""
+    return (
+        f"{spec.name}: {spec.obs_size} observations, {spec.act_size} actions; episodes end {ends}; {num_seeds} seed(s) "
+        f"to {total} steps, {iteration_steps} per iteration, on {count}{devices[0].device_kind}"
+    )
 
 
 def sparkline(values: list[float], width: int = 24) -> str:

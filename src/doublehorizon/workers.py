@@ -118,6 +118,17 @@ class Crew:
                     worker.send("evaluate", queue[0][1])
         return done
 
+    def ask(self, call: str, jobs: dict[SeatId, tuple]) -> dict[SeatId, Any]:
+        """What some seats answer to a call of theirs, each with its own arguments, side by side."""
+        asked = [(worker, {at: jobs[at] for at in worker.seats if at in jobs}) for worker in self._collectors]
+        asked = [(worker, mine) for worker, mine in asked if mine]
+        for worker, mine in asked:
+            worker.send(call, mine)
+        found: dict[SeatId, Any] = {}
+        for worker, _ in asked:
+            found |= worker.receive()
+        return found
+
     def pop_notes(self) -> list[str]:
         """What the user should know of, since the last call."""
         notes = list(self.notes)

@@ -238,7 +238,8 @@ def _rollouts(bench: Bench) -> Callable:
         setting = Setting(config, task, state.world.as_multiplied())
 
         def body(i: jax.Array, ring: Any) -> Any:
-            return agent.refresh(setting, bench.effort(), replay, state.policy, ring, jr.fold_in(state.key, i))
+            num_rows, key = bench.effort().num_rows, jr.fold_in(state.key, i)
+            return agent.refresh(setting, num_rows, replay, state.policy, ring, key)
 
         return jax.lax.fori_loop(0, count, body, state.ring)
 

@@ -18,6 +18,7 @@ import numpy as np
 from doublehorizon.config import Config, LoopConfig
 from doublehorizon.envs import dmc, paper
 from doublehorizon.envs.spaces import action_box, flat_observation, observation_size
+from doublehorizon.envs.states import put
 from doublehorizon.envs.termination import Rule, find_rule, never
 from doublehorizon.errors import UserError
 from doublehorizon.scaling import to_own_units, to_unit
@@ -216,6 +217,11 @@ class Simulator:
             bool(terminated),
             truncated or self._steps >= self.spec.time_limit,
         )
+
+    def put(self, obs: np.ndarray) -> None:
+        """Leads it to the state that shows this observation, where it can be led there."""
+        self.reset(0)
+        put(self.env, self.spec.name, np.asarray(obs, np.float64))
 
     def to_unit(self, action: Any) -> np.ndarray:
         """An action in the environment's own units as one in [-1, 1]."""

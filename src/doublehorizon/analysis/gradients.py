@@ -1,0 +1,193 @@
+"""How far to roll out: bias and noise of the value's gradient by the horizon of the training rollout (the paper's
+appendix on the trade-off in policy gradient estimation), from the replay and the model alone.
+
+The gradient of the value of a state b, averaged over R rollouts of t steps, is g_tb; over all B states, g_t. The
+longest horizon T stands for the truth. Gradients are never held for all states: only sums over groups of states are.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Float, Key, PRNGKeyArray
+
+from doublehorizon.analysis.subject import Subject, as_rows
+from doublehorizon.errors import UserError
+from doublehorizon.networks import Actor
+from doublehorizon.rollouts import RolloutNoise, draw_noise, no_nudges, training_rollout
+from doublehorizon.updates import Policy, Setting, actor_objective
+
+HORIZONS = (1, 3, 5, 7, 9)
+_GROUPS = 16  # of states; how their sums differ says how sure a figure is
+
+
+class Sums(eqx.Module):
+    """Over the states of a group, for each horizon."""
+
+    gradient: Float[Array, "horizon parameters"]
+    square: Float[Array, " horizon"]
+    """Of |g_tb|^2."""
+    from_truth: Float[Array, " horizon"]
+    """Of |g_tb - g_Tb|^2."""
+    between_halves: Float[Array, " horizon"]
+    """Of the squared distance of two halves of a state's rollouts: how much a single rollout's gradient varies."""
+
+
+@dataclass(frozen=True)
+class Tradeoff:
+    """What was found for each horizon. Gradients are divided by the number of parameters, as the paper's are."""
+
+    horizons: tuple[int, ...]
+    num_states: int
+    num_rollouts: int
+    batch_size: int
+    bias: np.ndarray
+    """The paper's Bias_t: mean of |g_tb - g_T|^2 over states. It contains how much states differ."""
+    distance: np.ndarray
+    """|g_t - g_T|^2, less what chance adds to it: how wrong the gradient is on the average."""
+    standard_error: np.ndarray
+    """The paper's SEM_t: of g_t, over states."""
+    noise: np.ndarray
+    """Mean squared error that chance adds to the gradient of a batch in training, with one rollout per state."""
+    error: np.ndarray
+    """distance + noise: how wrong a training step is."""
+    spread: np.ndarray
+    """Standard errors of what each `error` is above the least one, by leaving out one group of states at a time."""
+
+    @property
+    def best(self) -> int:
+        """The horizon with the least error."""
+        return self.horizons[int(np.argmin(self.error))]
+
+    @property
+    def candidates(self) -> list[int]:
+        """Horizons that cannot be told from the best one."""
+        excess = self.error - self.error.min()
+        return [t for t, more, unsure in zip(self.horizons, excess, self.spread, strict=True) if more <= 2 * unsure]
+
+
+def measure(
+    subject: Subject,
+    horizons: Sequence[int] = HORIZONS,
+    num_states: int = 256,
+    num_rollouts: int = 64,
+    key: PRNGKeyArray | None = None,
+    tick: Callable[[], None] = lambda: None,
+) -> Tradeoff:
+    """Measures all horizons on the same states with the same chance. `tick` is called for each group."""
+    horizons = tuple(sorted(set(horizons)))
+    multiple = 2 * max(1, subject.config.model.members)
+    num_rollouts = -(-num_rollouts // multiple) * multiple
+    num_states = -(-max(num_states, 2 * _GROUPS) // _GROUPS) * _GROUPS
+    if horizons[0] < 1 or len(horizons) < 2:
+        raise UserError(f"the horizons are {horizons}, but at least two are needed, of 1 step or more.")
+    key_states, key_chance = jr.split(jr.key(0) if key is None else key)
+    states = subject.starts(num_states, key_states).reshape(_GROUPS, -1, subject.task.obs_size)
+    keys = jr.split(key_chance, num_states).reshape(_GROUPS, -1)
+    groups = []
+    for group in range(_GROUPS):
+        arguments = (subject.setting, subject.state.policy, states[group], keys[group])
+        groups.append(jax.device_get(_sums(horizons, num_rollouts, *arguments)))
+        tick()
+    return _tradeoff(horizons, (num_states, num_rollouts), subject.config.policy.batch_size, groups)
+
+
+@eqx.filter_jit
+def _sums(
+    horizons: tuple[int, ...],
+    num_rollouts: int,
+    setting: Setting,
+    policy: Policy,
+    states: Float[Array, "states obs"],
+    keys: Key[Array, " states"],
+) -> Sums:
+    """One state after the other."""
+
+    def one_state(sums: Sums, state_and_key: tuple[Float[Array, " obs"], PRNGKeyArray]) -> tuple[Sums, None]:
+        state, key = state_and_key
+        start = as_rows(state[None], num_rollouts // 2)
+        halves = jnp.stack([_gradients(setting, policy, horizons, start, k) for k in jr.split(key)])
+        gradient = jnp.mean(halves, axis=0)
+        found = Sums(
+            gradient=gradient,
+            square=jnp.sum(jnp.square(gradient), axis=-1),
+            from_truth=jnp.sum(jnp.square(gradient - gradient[-1:]), axis=-1),
+            between_halves=jnp.sum(jnp.square(halves[0] - halves[1]), axis=-1),
+        )
+        return jax.tree.map(jnp.add, sums, found), None
+
+    shapes = jax.eval_shape(lambda: _gradients(setting, policy, horizons, states[:1], keys[0]))
+    none = jnp.zeros(len(horizons))
+    with jax.default_matmul_precision(setting.config.precision):
+        return jax.lax.scan(one_state, Sums(jnp.zeros(shapes.shape), none, none, none), (states, keys))[0]
+
+
+def _gradients(
+    setting: Setting, policy: Policy, horizons: tuple[int, ...], start: Float[Array, "rows obs"], key: PRNGKeyArray
+) -> Float[Array, "horizon parameters"]:
+    """Of the mean value of these rows, by horizon. Longer rollouts begin as the shorter ones do."""
+    noise = draw_noise(setting.task, horizons[-1], start.shape[0], key)
+    temperature = jnp.exp(policy.log_temperature)
+
+    def value(actor: Actor, horizon: int) -> Float[Array, ""]:
+        chance = _beginning(noise, horizon)
+        path = training_rollout(setting.task, setting.world, actor, start, chance, no_nudges(setting.task, chance))
+        return actor_objective(setting, policy, path, temperature)
+
+    return jnp.stack([ravel_pytree(jax.grad(value)(policy.actor, horizon))[0] for horizon in horizons])
+
+
+def _beginning(noise: RolloutNoise, horizon: int) -> RolloutNoise:
+    steps = jax.tree.map(lambda x: x[:horizon], (noise.step, noise.ends))
+    return RolloutNoise(noise.act[: horizon + 1], *steps)
+
+
+def _tradeoff(horizons: tuple[int, ...], counts: tuple[int, int], batch_size: int, groups: list[Sums]) -> Tradeoff:
+    """From the sums of all groups; sums of squares in float64."""
+    num_states, num_rollouts = counts
+    size = num_states // len(groups)
+    stacked: Sums = jax.tree.map(lambda *x: np.stack(x).astype(np.float64), *groups)
+    scale = 1.0 / stacked.gradient.shape[-1]
+
+    def figures(chosen: np.ndarray) -> dict[str, np.ndarray]:
+        """For some of the groups."""
+        count = size * len(chosen)
+        mean = stacked.gradient[chosen].sum(0) / count
+        square, apart, halves = (
+            x[chosen].sum(0) / count for x in (stacked.square, stacked.from_truth, stacked.between_halves)
+        )
+        truth = mean[-1:]
+        between = count / (count - 1) * (square - np.sum(mean**2, axis=-1))  # variance over states
+        away = np.sum((mean - truth) ** 2, axis=-1)
+        within = halves * num_rollouts / 4  # variance of a single rollout's gradient
+        return {
+            "bias": square - 2 * np.sum(mean * truth, axis=-1) + np.sum(truth**2),
+            "distance": away - (apart - away) / (count - 1),
+            "standard_error": np.sqrt(np.maximum(between, 0.0) / count),
+            "noise": (between + within * (1 - 1 / num_rollouts)) / batch_size,
+        }
+
+    def error(found: dict[str, np.ndarray]) -> np.ndarray:
+        return np.maximum(found["distance"], 0.0) + found["noise"]
+
+    everything = np.arange(len(groups))
+    found = figures(everything)
+    best = np.argmin(error(found))
+    without = [error(figures(np.delete(everything, k))) for k in everything]
+    excess = np.stack([e - e[best] for e in without])
+    spread = np.sqrt((len(groups) - 1) / len(groups) * np.sum((excess - excess.mean(0)) ** 2, axis=0))
+    powers = {"standard_error": scale}
+    scaled = {name: value * powers.get(name, scale**2) for name, value in found.items()}
+    return Tradeoff(
+        horizons,
+        *counts,
+        batch_size,
+        **scaled,
+        error=error(found) * scale**2,
+        spread=spread * scale**2,
+    )

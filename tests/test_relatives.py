@@ -1,0 +1,149 @@
+"""SVG, MBPO and SAC: the same algorithm with other values."""
+
+from itertools import pairwise
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+
+import doublehorizon as dh
+from doublehorizon import agent
+from doublehorizon.config import CriticConfig
+from doublehorizon.networks import Critic, ensemble
+from doublehorizon.presets import PRESETS, RELATIVES
+from doublehorizon.records import changed, from_json, to_json
+from doublehorizon.rollouts import Ring, no_nudges, training_rollout
+from doublehorizon.runs import read_rows
+from doublehorizon.types import Task, Transition
+from doublehorizon.updates import Policy, Setting, critic_target, draw_chance, path_for_critics
+from doublehorizon.values import Bounds, follow_bounds
+from kept import CONFIG, differences
+from worlds import ConstantActor, line_world
+
+SMALL = {name: changed(CONFIG, changes) for name, changes in RELATIVES.items()}
+SMALL["sac"] = changed(SMALL["sac"], {"loop.steps_per_iteration": 20})
+TASK = Task(1, 1, lambda obs: obs[..., 0] > 2.0)
+
+
+def policy_of(actor: ConstantActor) -> Policy:
+    critics = ensemble(lambda key: Critic(CriticConfig(members=2, width=4), 1, 1, key), 2, jr.key(0))
+    return Policy(actor, critics, critics, jnp.log(0.5), Bounds(jnp.array(-100.0), jnp.array(100.0), jnp.array(True)))
+
+
+def steps_of_the_past(count: int = 1) -> Transition:
+    """Of the policy before: 3 forwards from 0 to 3, where it ends; back from 1 to 0.5."""
+    obs, next_obs = jnp.array([[0.0], [1.0]] * count), jnp.array([[3.0], [0.5]] * count)
+    reward, ended = jnp.array([7.0, -1.0] * count), jnp.array([1.0, 0.0] * count)
+    return Transition(obs, next_obs - obs, reward, next_obs, ended)
+
+
+@pytest.mark.parametrize("name", ["mbpo", "sac"])
+def test_the_target_of_a_single_step_by_hand(name):
+    config = changed(SMALL[name], {"policy.batch_size": 8, "policy.discount": 0.9})
+    setting = Setting(config, TASK, line_world())
+    policy = policy_of(ConstantActor(jnp.array(0.25)))
+    steps = steps_of_the_past(4)
+    chance = draw_chance(setting, Ring(steps, jnp.array(0), jnp.array(8)), jr.key(0))
+    start = chance.start
+    rollout = training_rollout(
+        TASK, setting.world, policy.actor, start.obs, chance.noise, no_nudges(TASK, chance.noise)
+    )
+    assert rollout.reward.shape == (0, 8) and rollout.act.shape == (1, 8, 1)
+    path = path_for_critics(setting, policy, chance, rollout)
+    np.testing.assert_array_equal(path.act[0], start.act)  # what was done then
+    np.testing.assert_allclose(path.act[1], 0.25, rtol=1e-4)  # what the policy does now
+
+    raw = jnp.full((2, 8), 0.3).at[1].set(0.2)  # the smaller of two critics says 20
+    target = critic_target(policy.bounds, path, raw, jnp.array(0.5), 0.9)
+    # its standard deviation is 1e-5 (the least), and the noise was drawn: log N - log(1 - a^2), by hand
+    noise = np.asarray(chance.next_act)[:, 0]
+    std = 1e-5 + np.log1p(np.exp(-20.0))
+    log_prob = -0.5 * noise**2 - np.log(std) - 0.5 * np.log(2 * np.pi) - np.log(1 - 0.25**2)
+    alive = 1.0 - np.asarray(start.terminated)
+    expected = np.asarray(start.reward) + 0.9 * alive * (20.0 - 0.5 * log_prob)
+    np.testing.assert_allclose(target, expected, rtol=1e-3)
+    assert {7.0} == set(np.asarray(target)[alive == 0].tolist())  # behind an end there is nothing
+
+
+def test_the_bounds_of_a_single_step_come_from_its_reward_and_from_what_the_policy_does_now():
+    config = changed(SMALL["sac"], {"policy.batch_size": 8, "critic.quantile": 0.0, "critic.bounds": "all"})
+    setting, policy = Setting(config, TASK, line_world()), policy_of(ConstantActor(jnp.array(0.25)))
+    chance = draw_chance(setting, Ring(steps_of_the_past(4), jnp.array(0), jnp.array(8)), jr.key(1))
+    noise = no_nudges(TASK, chance.noise)
+    rollout = training_rollout(TASK, setting.world, policy.actor, chance.start.obs, chance.noise, noise)
+    path = path_for_critics(setting, policy, chance, rollout)
+    unknown = Bounds(jnp.zeros(()), jnp.zeros(()), jnp.array(False))
+    bounds = follow_bounds(config.critic, 0.9, True, unknown, path, jnp.array(0.5))
+    soft = np.asarray(chance.start.reward) - 0.5 * np.asarray(rollout.log_prob[0])
+    np.testing.assert_allclose([bounds.low, bounds.high], [10 * soft.min(), 10 * soft.max()], rtol=1e-5)
+
+
+def test_relatives_differ_in_values_alone():
+    assert PRESETS["svg"].horizons.distribution == 0 and PRESETS["svg"].horizons.training == 5
+    assert PRESETS["mbpo"].horizons.distribution == 20 and PRESETS["mbpo"].horizons.training == 0
+    assert not PRESETS["sac"].has_model and PRESETS["sac"].critic == PRESETS["dhmbpo"].critic
+    for config in (*PRESETS.values(), changed(dh.Config(), {"model.norm_eps": None, "critic.norm_eps": None})):
+        assert from_json(to_json(config)) == config
+    for changes in RELATIVES.values():
+        for base in ("light", "quick", "paper"):
+            assert changed(PRESETS[base], changes).critic == PRESETS[base].critic
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"horizons.training": 0, "horizons.distribution": 0}, "model.members is 8, but it must be 0"),
+        ({"model.members": 0}, "model.members is 0, but it must be at least 2"),
+        ({"horizons.training": -1}, "horizons.training is -1, but it must be at least 0"),
+        ({"loop.steps_per_turn": 20}, "loop.steps_per_turn is 20, but it must be None where there is a model"),
+        ({**RELATIVES["sac"], "loop.steps_per_turn": 7}, "loop.steps_per_turn is 7, but it must be a multiple of 5"),
+    ],
+)
+def test_values_that_make_no_sense_are_refused(changes, words):
+    with pytest.raises(dh.UserError, match=words):
+        changed(dh.Config(), changes)
+
+
+def test_training_starts_from_the_ring_or_from_the_replay():
+    def starts(name: str) -> set[float]:
+        config = changed(SMALL[name], {"model.members": 2} if name != "sac" else {})
+        seed = agent.initial_state(config, Task(1, 1, None), jnp.array(0))
+        return seed.ring if seed.ring is None else type(seed.ring.rows)
+
+    assert starts("svg") is None and starts("sac") is None
+    assert starts("mbpo") is Transition
+
+
+@pytest.mark.parametrize("name", RELATIVES)
+def test_a_tiny_run_goes_on_bit_for_bit(name, tmp_path):
+    dh.DHMBPO("Pendulum-v1", seeds=2, config=SMALL[name]).learn(120, out=tmp_path / "whole")
+    dh.DHMBPO("Pendulum-v1", seeds=2, config=SMALL[name]).learn(80, out=tmp_path / "parts")
+    dh.DHMBPO.load(tmp_path / "parts").resume(tmp_path / "parts", 120)
+    assert differences(tmp_path / "whole", tmp_path / "parts") == []
+    rows = read_rows(tmp_path / "whole" / "progress.csv")
+    assert ("model/epochs" in rows[0]) == (name != "sac")
+    assert all(np.isfinite(float(row["train/critic_loss"])) for row in rows)
+
+
+def test_without_a_model_a_policy_acts_for_a_few_steps_only(monkeypatch):
+    from doublehorizon.workers import Crew
+
+    turns, collect = [], Crew.collect
+
+    def noted(self, policies, steps, at):
+        turns.append((steps, at, None if policies is None else policies[0].weights[0].copy()))
+        return collect(self, policies, steps, at)
+
+    monkeypatch.setattr(Crew, "collect", noted)
+    model = dh.DHMBPO("Pendulum-v1", config=SMALL["sac"]).learn(80)
+    assert [turn[:2] for turn in turns[:4]] == [(20, 0), (20, 20), (5, 40), (5, 45)]
+    assert len(turns) == 2 + 40 // 5 and model.num_timesteps == 80
+    assert all(np.any(a[2] != b[2]) for a, b in pairwise(turns[2:]))  # each has learnt
+
+
+def test_lasting_moments_are_not_reset():
+    model = dh.DHMBPO("Pendulum-v1", config=SMALL["sac"]).learn(80)
+    counts = {int(x[0]) for x in jax.tree.leaves(model._progress.state.moments) if x.ndim == 1 and x.dtype == jnp.int32}
+    assert counts == {5 + 40}  # one update per step, the first turn's included
