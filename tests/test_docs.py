@@ -105,7 +105,8 @@ def test_every_block_runs(page, desk):
             exec(compile(code.replace("2_000", "600"), str(page), "exec"), {})
         elif language == "console":
             for line in code.splitlines():
-                assert not (line.startswith("$ ") and complaint(line.removeprefix("$ ")))
+                problem = complaint(line.removeprefix("$ ")) if line.startswith("$ ") else ""
+                assert not problem, problem
 
 
 @pytest.mark.slow

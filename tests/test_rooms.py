@@ -79,6 +79,11 @@ ROOMS = [
     "cli.export",
     "cli.list",
     "cli.compare",
+    "cli.analyze",
+    "cli.analyze_critic_error",
+    "cli.analyze_model",
+    "cli.analyze_targets",
+    "cli.advise_horizon",
     "cli.bench",
     "cli.completion",
 ]

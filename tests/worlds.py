@@ -50,6 +50,9 @@ class LineMember(Dynamics):
     def __init__(self, log_noise, drift):
         self.mlp, self.log_noise = LineMlp(drift), log_noise
 
+    def as_multiplied(self):
+        return self
+
 
 def line_world(num_members: int = 2, drift: tuple[float, ...] | None = None, log_noise: float = -100.0) -> World:
     """One-dimensional: next_obs = obs + act (+ drift), reward = next_obs."""

@@ -69,10 +69,10 @@ class DHMBPO:
             raise UserError(f"seeds is {seeds}, but at least one is needed.")
         if not 0 <= seed < 2**31 - seeds:
             raise UserError(f"seed is {seed}, but it must lie between 0 and {2**31 - seeds - 1}.")
-        self._is_object = isinstance(env, gym.Env)
+        self.is_object = isinstance(env, gym.Env)
         self.config = config or Config()
         wanted = max(seeds, self.config.loop.num_envs)
-        if self._is_object and wanted > 1:
+        if self.is_object and wanted > 1:
             raise UserError(
                 f"an environment object serves one seed, but {wanted} environments are needed. Pass an id or a "
                 "function that makes one."
@@ -84,7 +84,7 @@ class DHMBPO:
         self._spec = describe(sample, self.config, env if isinstance(env, str) else None, termination_rule)
         self._obs_space, self._act_shape = sample.observation_space, sample.action_space.shape or ()
         self._notes = complaints(sample, self._spec.name) if check and is_users_own(sample) else []
-        if not self._is_object:
+        if not self.is_object:
             sample.close()
         prior = None if data is None else load_transitions(data, self._spec, self.config.fit.held_out_every)
         seed_policy = load_policy(seed_policy) if isinstance(seed_policy, str | Path) else seed_policy
@@ -153,8 +153,8 @@ class DHMBPO:
             if folder is not None:
                 folders.describe(folder, progress)
             view = stack.enter_context(View(self.spec.name, goal, quiet=not progress_bar))
-            seats = (self.seeds, self.config.loop.num_envs, self._is_object, progress.episodes)
-            crew = stack.enter_context(Crew(self._recipe(), *seats))
+            seats = (self.seeds, self.config.loop.num_envs, self.is_object, progress.episodes)
+            crew = stack.enter_context(Crew(self.recipe(), *seats))
             view.say(introduction(self.spec, len(self.seeds), progress.iteration_steps, goal, self.devices))
             for note in self._notes:
                 view.warn(note)
@@ -223,7 +223,7 @@ class DHMBPO:
         try:
             return Seat(simulator, self.seeds[0]).evaluate(0, self._best(), episodes)
         finally:
-            if not self._is_object:
+            if not self.is_object:
                 simulator.close()
 
     @property
@@ -330,5 +330,6 @@ class DHMBPO:
         ranked = max(range(len(self.seeds)), key=lambda k: returns.get(self.seeds[k], -np.inf))
         return self.policies[ranked]
 
-    def _recipe(self) -> Recipe:
+    def recipe(self) -> Recipe:
+        """What worker processes make its environment from."""
         return Recipe(self._make_env, self.spec, self._knowledge.seed_policy, self.config.loop.step_timeout)

@@ -44,7 +44,7 @@ class NumpyPolicy:
         unsquashed = mean + std * noise
         log_prob = -0.5 * np.square(noise) - np.log(std) - 0.5 * np.log(2.0 * np.pi)
         log_slope = 2.0 * (np.log(2.0) - unsquashed - np.logaddexp(0.0, -2.0 * unsquashed))  # of tanh
-        return np.tanh(unsquashed), np.sum(log_prob - log_slope, axis=-1)
+        return np.tanh(unsquashed), np.asarray(np.sum(log_prob - log_slope, axis=-1))
 
     def _mean_and_std(self, obs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Of the Gaussian before squashing."""

@@ -23,7 +23,7 @@ from doublehorizon.rollouts import RolloutNoise, draw_noise, no_nudges, training
 from doublehorizon.updates import Policy, Setting, actor_objective
 
 HORIZONS = (1, 3, 5, 7, 9)
-_GROUPS = 16  # of states; how their sums differ says how sure a figure is
+GROUPS = 16  # of states; how their sums differ says how sure a figure is
 
 
 class Sums(eqx.Module):
@@ -71,6 +71,53 @@ class Tradeoff:
         return [t for t, more, unsure in zip(self.horizons, excess, self.spread, strict=True) if more <= 2 * unsure]
 
 
+@dataclass(frozen=True)
+class Advice:
+    """A horizon, and why."""
+
+    horizon: int
+    reason: str
+
+
+def advise(found: list[Tradeoff], current: int) -> Advice:
+    """From all seeds together. A horizon is worth a change only where it is surely better than the current one."""
+    horizons, longest = found[0].horizons, found[0].horizons[-1]
+    possible = [t for t in horizons if all(t in one.candidates for one in found)]
+    if not possible:
+        each = ", ".join(str(one.best) for one in found)
+        horizon, why = (
+            current,
+            f"The seeds do not agree (best: {each}): keep {current} steps, or ask more states of each.",
+        )
+    elif len(possible) == 1:
+        (horizon,) = possible
+        why = f"Take {horizon} steps (now {current}): {_reason(found[0], horizon)}"
+    else:
+        horizon = min(possible, key=lambda t: abs(t - current))
+        names = f"{', '.join(map(str, possible[:-1]))} and {possible[-1]}"
+        choice = "as now, is among them: keep it" if horizon == current else f"is nearest to {current}, as now"
+        why = (
+            f"These data cannot tell {names} steps apart; {horizon}, {choice}. More --states would tell more."
+        )
+    caution = (
+        f"What {longest} steps say counts as the truth here, with the model's own errors in it: whether the model is "
+        "good enough for so many steps, `doublehorizon analyze model` tells."
+    )
+    return Advice(horizon, f"{why} {caution}")
+
+
+def _reason(one: Tradeoff, horizon: int) -> str:
+    at, noise = one.horizons.index(horizon), one.noise
+    if at == 0:
+        return "with more the gradient hardly changes, while its noise grows."
+    if at == len(one.horizons) - 1:
+        return "up to there noise hardly grows, while the gradient still comes closer to the truth."
+    return (
+        "with fewer the gradient is further from the truth than the noise they save; with more its noise "
+        f"({noise[at]:.2g} at {horizon} steps, {noise[-1]:.2g} at {one.horizons[-1]}) grows for little gain."
+    )
+
+
 def measure(
     subject: Subject,
     horizons: Sequence[int] = HORIZONS,
@@ -83,14 +130,14 @@ def measure(
     horizons = tuple(sorted(set(horizons)))
     multiple = 2 * max(1, subject.config.model.members)
     num_rollouts = -(-num_rollouts // multiple) * multiple
-    num_states = -(-max(num_states, 2 * _GROUPS) // _GROUPS) * _GROUPS
+    num_states = -(-max(num_states, 2 * GROUPS) // GROUPS) * GROUPS
     if horizons[0] < 1 or len(horizons) < 2:
         raise UserError(f"the horizons are {horizons}, but at least two are needed, of 1 step or more.")
     key_states, key_chance = jr.split(jr.key(0) if key is None else key)
-    states = subject.starts(num_states, key_states).reshape(_GROUPS, -1, subject.task.obs_size)
-    keys = jr.split(key_chance, num_states).reshape(_GROUPS, -1)
+    states = subject.starts(num_states, key_states).reshape(GROUPS, -1, subject.task.obs_size)
+    keys = jr.split(key_chance, num_states).reshape(GROUPS, -1)
     groups = []
-    for group in range(_GROUPS):
+    for group in range(GROUPS):
         arguments = (subject.setting, subject.state.policy, states[group], keys[group])
         groups.append(jax.device_get(_sums(horizons, num_rollouts, *arguments)))
         tick()
@@ -121,10 +168,10 @@ def _sums(
         )
         return jax.tree.map(jnp.add, sums, found), None
 
-    shapes = jax.eval_shape(lambda: _gradients(setting, policy, horizons, states[:1], keys[0]))
-    none = jnp.zeros(len(horizons))
+    nothing = jnp.zeros(len(horizons))
+    no_gradient = jnp.zeros((len(horizons), ravel_pytree(policy.actor)[0].size))
     with jax.default_matmul_precision(setting.config.precision):
-        return jax.lax.scan(one_state, Sums(jnp.zeros(shapes.shape), none, none, none), (states, keys))[0]
+        return jax.lax.scan(one_state, Sums(no_gradient, nothing, nothing, nothing), (states, keys))[0]
 
 
 def _gradients(

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -48,11 +49,13 @@ class Subject:
 
 
 @contextmanager
-def opened(run: Path, device: str | None, step: int | None = None, **needed: object) -> Iterator[DHMBPO]:
-    """A run's agent that has learnt something, on its device. `needed` are functions of a user's own, as
-    `DHMBPO.load` takes them."""
+def opened(
+    run: Path, device: str | None, needed: dict[str, Any] | None = None, step: int | None = None
+) -> Iterator[DHMBPO]:
+    """A run's agent that has learnt something, on its device; as it is now, or was at a step. `needed` are functions of
+    a user's own, as `DHMBPO.load` takes them."""
     use_compilation_cache()
-    model = DHMBPO.load(run, device=device, step=step, **needed)  # type: ignore[arg-type]
+    model = DHMBPO.load(run, device=device, step=step, **(needed or {}))
     with using(model.devices[:1]):
         if model.progress is None or model.progress.policies is None:
             raise UserError(f"{run} has not learnt a policy yet: train it for more steps first.")

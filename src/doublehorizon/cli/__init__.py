@@ -17,6 +17,8 @@ COMMANDS = {
     "plot": "draw learning curves of runs, and aggregates over tasks",
     "report": "write one HTML page about one or several runs",
     "compare": "compare a run with published curves, or with another run",
+    "analyze": "look into a run: critic error, model error, critic targets",
+    "advise-horizon": "advise how long training rollouts should be",
     "export": "write a policy as ONNX or NumPy, for machines without this package",
     "list": "list tasks that are known here, or runs in a folder",
     "bench": "measure how fast the algorithm runs on this machine",
@@ -75,11 +77,11 @@ def _dispatch(arguments: list[str]) -> int:
         near = difflib.get_close_matches(name, COMMANDS, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         raise UserError(f"there is no command {name!r}.{hint} Commands: {', '.join(COMMANDS)}.")
-    return import_module(f"doublehorizon.cli.{name}").run(arguments[1:])
+    return import_module(f"doublehorizon.cli.{name.replace('-', '_')}").run(arguments[1:])
 
 
 def _usage() -> str:
-    lines = [f"  {name:<10} {what}" for name, what in COMMANDS.items()]
+    lines = [f"  {name:<14} {what}" for name, what in COMMANDS.items()]
     return "\n".join(
         [
             "usage: doublehorizon COMMAND ...",

@@ -1,0 +1,144 @@
+"""`doublehorizon analyze critic-error`."""
+
+import json
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tyro
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from doublehorizon.cli.analyze import Analysis
+from doublehorizon.errors import UserError
+
+if TYPE_CHECKING:
+    from doublehorizon.analysis.critics import ErrorCurve
+    from doublehorizon.analysis.subject import Subject
+    from doublehorizon.api import DHMBPO
+
+_EXAMPLES = """How fast critics learn the true value, with and without distribution rollouts: policy and model of a run
+stay as they are, critics begin anew, and their estimate is held against real episodes that begin in states of the
+replay. The environment must be one that can be put into such a state (Gymnasium's MuJoCo tasks that observe positions
+and velocities, paper/X, Pendulum, or one with a method set_observation).
+
+examples:
+  doublehorizon analyze critic-error runs/hopper
+  doublehorizon analyze critic-error runs/hopper --seeds 0 --pairs 64 --episodes 4 --updates 500"""
+
+
+@dataclass
+class CriticError(Analysis):
+    """What `doublehorizon analyze critic-error` takes."""
+
+    pairs: int = 256
+    """Pairs of state and action from the replay."""
+    episodes: int = 8
+    """Real episodes from each pair. The paper's 2048 cost half a billion environment steps."""
+    horizon: int | None = None
+    """Steps of such an episode at most. Default: until what still comes is worth a hundredth."""
+    updates: int = 2000
+    """Updates of the critics."""
+    every: int = 100
+    """Updates between two measurements."""
+    repeats: int = 8
+    """How often critics begin anew, with other initial weights. The paper: 32."""
+    rollouts: int = 16
+    """Imagined rollouts that an estimate is the mean of."""
+    distribution: int | None = None
+    """Horizon of the distribution rollouts. Default: the run's, or 20 if it had none."""
+
+
+def run(arguments: list[str]) -> int:
+    """Parses, measures, draws."""
+    options = tyro.cli(CriticError, prog="doublehorizon analyze critic-error", description=_EXAMPLES, args=arguments)
+    for name in ("pairs", "episodes", "updates", "every", "repeats", "rollouts"):
+        if getattr(options, name) < 1:
+            raise UserError(f"--{name} is {getattr(options, name)}, but at least 1 is needed.")
+    needed = options.needed()
+
+    from doublehorizon.analysis.subject import opened, require_model, subjects
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    with (
+        opened(options.run, options.device, needed) as model,
+        Progress(*columns, console=Console(stderr=True), transient=True) as bar,
+    ):
+        chosen = subjects(model, options.seeds)
+        for subject in chosen:
+            require_model(subject, "the critics' error along training rollouts")
+        found = {subject.seed: _measure(options, model, subject, bar) for subject in chosen}
+    path = options.figure("critic-error")
+    _draw(found, path)
+    print(json.dumps(_plain(found, str(path))) if options.json else f"{_words(found)}\n{path}")
+    return 0
+
+
+Found = dict[int, dict[str, "ErrorCurve"]]
+"""Curves by seed, and by whether there are distribution rollouts."""
+
+
+def _measure(options: CriticError, model: "DHMBPO", subject: "Subject", bar: Progress) -> dict[str, "ErrorCurve"]:
+    import jax.numpy as jnp
+    import jax.random as jr
+
+    from doublehorizon.analysis.critics import Trial, horizon_for, learn_again, true_values
+    from doublehorizon.seats import Appraisal
+    from doublehorizon.workers import Crew
+
+    pairs = subject.drawn(options.pairs, jr.key(subject.seed))
+    discount, temperature = subject.config.policy.discount, float(jnp.exp(subject.state.policy.log_temperature))
+    how = Appraisal(options.episodes, options.horizon or horizon_for(discount), discount, temperature)
+    policy = model.policies[model.seeds.index(subject.seed)]
+    task = bar.add_task(f"seed {subject.seed}: real episodes", total=options.pairs)
+    workers = list(range(min(options.pairs, os.cpu_count() or 1)))
+    with Crew(model.recipe(), workers, in_process=model.is_object) as crew:
+        truth = true_values(crew, policy, pairs, how, lambda done: bar.update(task, completed=done))
+    bar.remove_task(task)
+
+    distribution = options.distribution or subject.config.horizons.distribution or 20
+    curves = {}
+    for label, horizon in (("with distribution rollouts", distribution), ("from the replay", 0)):
+        trial = Trial(horizon, options.updates, options.every, options.repeats, options.rollouts)
+        task = bar.add_task(f"seed {subject.seed}: critics {label}", total=-(-options.updates // options.every))
+        curves[label] = learn_again(subject, pairs, truth, trial, lambda task=task: bar.advance(task))
+        bar.remove_task(task)
+    return curves
+
+
+def _draw(found: Found, path: Any) -> None:
+    from doublehorizon.analysis.figures import COLORS, new_figure, save_figure
+
+    figure, axes = new_figure(1, len(found))
+    for axis, (seed, curves) in zip(axes, found.items(), strict=True):
+        for color, (label, curve) in zip(COLORS, curves.items(), strict=False):
+            mean, half = curve.mean_and_interval()
+            axis.plot(curve.updates, mean, color=color, label=label)
+            axis.fill_between(curve.updates, mean - half, mean + half, color=color, alpha=0.2, linewidth=0)
+        axis.set(title=f"seed {seed}", xlabel="critic updates", ylabel="relative error (RMedSE)", yscale="log")
+        axis.legend(fontsize="small")
+        axis.grid(alpha=0.3)
+    save_figure(figure, path)
+
+
+def _words(found: Found) -> str:
+    lines = ["relative error of the critics' targets (root of the median squared error), mean over repeats"]
+    for seed, curves in found.items():
+        for label, curve in curves.items():
+            mean, half = curve.mean_and_interval()
+            picked = sorted({0, len(mean) // 4, len(mean) // 2, len(mean) - 1})
+            values = "   ".join(f"{curve.updates[i]}: {mean[i]:.3f} +- {half[i]:.3f}" for i in picked)
+            lines.append(f"  seed {seed}, {label:<27} {values}")
+    return "\n".join(lines)
+
+
+def _plain(found: Found, path: str) -> dict[str, Any]:
+    seeds = {
+        seed: {
+            label: {"updates": curve.updates, "errors": np.round(curve.errors, 6).tolist()}
+            for label, curve in curves.items()
+        }
+        for seed, curves in found.items()
+    }
+    return {"figure": path, "seeds": seeds}

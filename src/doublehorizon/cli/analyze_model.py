@@ -1,0 +1,195 @@
+"""`doublehorizon analyze model`."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tyro
+from rich.console import Console
+from rich.progress import Progress
+
+from doublehorizon.cli.analyze import Analysis
+from doublehorizon.errors import UserError
+
+if TYPE_CHECKING:
+    from doublehorizon.analysis.models import Accuracy, OpenLoop
+    from doublehorizon.analysis.subject import Subject
+
+_EXAMPLES = """How good the model of a run is: one step ahead, on data that it was fitted to, that was held out, and
+that came later (seen by the oldest checkpoint that is kept, or by fresh fits to the beginning of the data); and many
+steps ahead along real trajectories.
+
+examples:
+  doublehorizon analyze model runs/hopper
+  doublehorizon analyze model runs/hopper --refit 5000 20000 --horizon 50 --json"""
+
+
+@dataclass
+class Model(Analysis):
+    """What `doublehorizon analyze model` takes."""
+
+    horizon: int = 20
+    """Steps of the open loop."""
+    trajectories: int = 256
+    """Real trajectories that are followed."""
+    particles: int = 32
+    """Imagined trajectories beside each of them."""
+    rows: int = 20_000
+    """Transitions of each kind at most."""
+    refit: tuple[int, ...] = ()
+    """Fit fresh models to the first so many transitions, and measure these too: it takes as long as a first fit."""
+
+
+def run(arguments: list[str]) -> int:
+    """Parses, measures, draws."""
+    options = tyro.cli(Model, prog="doublehorizon analyze model", description=_EXAMPLES, args=arguments)
+    for name in ("horizon", "trajectories", "particles", "rows"):
+        if getattr(options, name) < 1:
+            raise UserError(f"--{name} is {getattr(options, name)}, but at least 1 is needed.")
+    needed = options.needed()
+
+    from doublehorizon.analysis.subject import opened, require_model, subjects
+
+    found = {}
+    with (
+        opened(options.run, options.device, needed) as model,
+        Progress(console=Console(stderr=True), transient=True) as bar,
+    ):
+        chosen = {subject.seed: subject for subject in subjects(model, options.seeds)}
+        for seed, subject in chosen.items():
+            require_model(subject, "this analysis")
+            found[seed] = _measure(options, subject, bar)
+        older = _oldest(options.run, model.num_timesteps)
+        if older is not None:
+            _add_later(options, needed, older, chosen, found)
+    path = options.figure("model-error")
+    _draw(found, path)
+    print(json.dumps(_plain(found, str(path))) if options.json else f"{_words(found)}\n{path}")
+    return 0
+
+
+@dataclass(frozen=True)
+class Found:
+    """Of one seed: accuracies by kind of data, and the open loop."""
+
+    accuracy: dict[str, "Accuracy"]
+    open_loop: "OpenLoop"
+
+
+def _measure(options: Model, subject: "Subject", bar: Progress) -> Found:
+    import jax.random as jr
+
+    from doublehorizon.analysis import models
+
+    task = bar.add_task(f"seed {subject.seed}", total=options.horizon + 2 + len(options.refit))
+    world = subject.setting.world
+    accuracy = {}
+    for name, rows in models.split(subject, subject.num_rows, options.rows).items():
+        accuracy[name] = models.accuracy(world, rows)
+        bar.advance(task)
+    for size in options.refit:
+        fresh = models.refitted(subject, size)
+        for name, rows in models.split(subject, size, options.rows).items():
+            accuracy[f"{name}, fitted to {size}"] = models.accuracy(fresh, rows)
+        rest = models.later(subject, size, min(options.rows, 5000))
+        if rest is not None:
+            accuracy[f"later, fitted to {size}"] = models.accuracy(fresh, rest)
+        bar.advance(task)
+    starts = models.trajectories(
+        subject.replay.rows, subject.num_rows, options.horizon, options.trajectories, subject.seed
+    )
+    loop = models.open_loop(
+        subject, starts, options.horizon, options.particles, jr.key(subject.seed), lambda: bar.advance(task)
+    )
+    bar.remove_task(task)
+    return Found(accuracy, loop)
+
+
+def _oldest(run: Path, step: int) -> int | None:
+    """The first checkpoint that is kept, if it is not the last."""
+    from doublehorizon.checkpoints import steps_kept
+
+    kept = [kept for kept in steps_kept(run) if kept < step]
+    return kept[0] if kept else None
+
+
+def _add_later(options: Model, needed: dict, step: int, now: dict[int, "Subject"], found: dict[int, Found]) -> None:
+    """What the model of an older checkpoint says of data that came after it."""
+    from doublehorizon.analysis import models
+    from doublehorizon.analysis.subject import opened, subjects
+
+    try:
+        with opened(options.run, options.device, needed, step) as model:
+            for old in subjects(model, options.seeds):
+                rows = models.later(now[old.seed], old.num_rows, options.rows)
+                if rows is not None:
+                    found[old.seed].accuracy[f"later, seen from {step}"] = models.accuracy(old.setting.world, rows)
+    except UserError:  # that checkpoint is from before the first fit
+        return
+
+
+def _draw(found: dict[int, Found], path: Path) -> None:
+    from doublehorizon.analysis.figures import COLORS, new_figure, save_figure
+
+    figure, (bars, loop) = new_figure(1, 2)
+    names = list(dict.fromkeys(name for one in found.values() for name in one.accuracy))
+    width = 0.8 / len(names)
+    for k, name in enumerate(names):
+        for seed, one in found.items():
+            if name in one.accuracy:
+                label = name if seed == next(iter(found)) else None
+                bars.bar(
+                    list(found).index(seed) + k * width,
+                    one.accuracy[name].total_relative,
+                    width,
+                    color=COLORS[k % 8],
+                    label=label,
+                )
+    bars.set_xticks([i + 0.4 - width / 2 for i in range(len(found))], [f"seed {seed}" for seed in found])
+    bars.set(title="one step ahead", ylabel="RMSE / standard deviation")
+    bars.legend(fontsize="small")
+    for color, (seed, one) in zip(COLORS * len(found), found.items(), strict=False):
+        steps = range(1, len(one.open_loop.error) + 1)
+        loop.plot(steps, one.open_loop.error, color=color, label=f"seed {seed}: error")
+        loop.plot(steps, one.open_loop.spread, color=color, linestyle="--", label="the model's own spread")
+        loop.plot(steps, one.open_loop.standing_still, color=color, linestyle=":", label="if nothing changed")
+    loop.set(title="open loop", xlabel="steps", ylabel="standard deviations of the observation", yscale="log")
+    loop.legend(fontsize="x-small")
+    for axis in (bars, loop):
+        axis.grid(alpha=0.3)
+    save_figure(figure, path)
+
+
+def _words(found: dict[int, Found]) -> str:
+    lines = []
+    for seed, one in found.items():
+        lines.append(f"seed {seed}, one step ahead:")
+        for name, part in one.accuracy.items():
+            inside = ", ".join(f"{level:.0%}: {share:.0%}" for level, share in part.coverage.items())
+            lines.append(
+                f"  {name:<28} {part.rows:>6} rows  RMSE {part.total:.4g}  relative {part.total_relative:.3f}  "
+                f"within its own intervals {inside}"
+            )
+        each = ["reward", *(f"o{i}" for i in range(len(next(iter(one.accuracy.values())).rmse) - 1))]
+        worst = sorted(zip(one.accuracy["held out"].relative, each, strict=True), reverse=True)[:5]
+        lines.append("  hardest to predict: " + ", ".join(f"{name} {value:.3f}" for value, name in worst))
+        loop = one.open_loop
+        picked = sorted({0, 1, 4, 9, 19, len(loop.error) - 1} & set(range(len(loop.error))))
+        told = ", ".join(f"{i + 1}: {loop.error[i]:.3f} ({loop.spread[i]:.3f})" for i in picked)
+        lines.append(f"  open loop, error (and spread) after steps, {loop.trajectories} trajectories: {told}")
+    return "\n".join(lines)
+
+
+def _plain(found: dict[int, Found], path: str) -> dict[str, Any]:
+    def part(one: "Accuracy") -> dict[str, Any]:
+        return asdict(one) | {"total": one.total, "total_relative": one.total_relative}
+
+    seeds = {
+        seed: {
+            "accuracy": {name: part(one) for name, one in this.accuracy.items()},
+            "open_loop": asdict(this.open_loop),
+        }
+        for seed, this in found.items()
+    }
+    return {"figure": path, "seeds": seeds}
