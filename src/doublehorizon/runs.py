@@ -1,6 +1,7 @@
 """A finished or running run, as those see it who do not train: its facts, its policies, its environment. No JAX."""
 
 import csv
+import fcntl
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,3 +93,48 @@ def _same_sizes(run: Run, spec: EnvSpec) -> EnvSpec:
                 f"{run.folder} was trained with {name} {run.env.get(name)}, but {spec.name} has {getattr(spec, name)}."
             )
     return spec
+
+
+@dataclass(frozen=True)
+class State:
+    """Where a run stands."""
+
+    run: str
+    env: str
+    seeds: int
+    step: int
+    steps: int
+    last_return: float | None
+    state: str
+
+
+def state_of(folder: Path) -> State:
+    """Reads a run folder; one that cannot be read is listed with the reason."""
+    try:
+        run = read_run(folder)
+        step, last = _progress_of(run)
+    except UserError as problem:
+        return State(str(folder), "?", 0, 0, 0, None, str(problem))
+    state = "running" if _is_locked(folder) else "done" if step >= run.steps else "stopped"
+    return State(str(folder), run.name, len(run.seeds), step, run.steps, last, state)
+
+
+def _progress_of(run: Run) -> tuple[int, float | None]:
+    """The last checkpoint's step, or that of the last test where there are no checkpoints; and that test's return."""
+    tests = run.evaluations()
+    last = max(tests, default=None)
+    kept = run.folder / "checkpoints"
+    steps = [int(path.name) for path in kept.iterdir() if path.name.isdecimal()] if kept.is_dir() else []
+    value = None if last is None else sum(tests[last].values()) / len(tests[last])
+    return max([*steps, last or 0]), value
+
+
+def _is_locked(folder: Path) -> bool:
+    try:
+        with (folder / ".lock").open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False

@@ -80,7 +80,7 @@ class View:
         """So much is done, and the rest takes at most so long, if that is known. Where there is no terminal this is a
         line of its own."""
         self._step, self._iteration, self._figures = step, iteration, figures or {}
-        self._left = "" if seconds_left is None else f"at most {_clock(seconds_left)} left"
+        self._left = "" if seconds_left is None else f"at most {clock(seconds_left)} left"
         if not self._is_live:
             last = (
                 f"return {_mean(self._returns[max(self._returns)]):.4g} at {max(self._returns)}"
@@ -94,7 +94,7 @@ class View:
         hint = ""
         if seconds > 2 * 3600:
             hint = ". The preset light needs far less time on a CPU; a GPU is faster by two orders of magnitude"
-        self.say(f"{self._name}  the whole run takes at most about {_clock(seconds)} here{hint}")
+        self.say(f"{self._name}  the whole run takes at most about {clock(seconds)} here{hint}")
 
     def evaluated(self, step: int, returns: dict[int, float]) -> None:
         """A test return per seed."""
@@ -168,7 +168,8 @@ def _mean(returns: dict[int, float]) -> float:
     return sum(returns.values()) / len(returns)
 
 
-def _clock(seconds: float) -> str:
+def clock(seconds: float) -> str:
+    """Hours, minutes and seconds."""
     minutes, second = divmod(round(max(0.0, seconds)), 60)
     hour, minute = divmod(minutes, 60)
     return f"{hour}:{minute:02d}:{second:02d}"

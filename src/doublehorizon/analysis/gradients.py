@@ -96,9 +96,7 @@ def advise(found: list[Tradeoff], current: int) -> Advice:
         horizon = min(possible, key=lambda t: abs(t - current))
         names = f"{', '.join(map(str, possible[:-1]))} and {possible[-1]}"
         choice = "as now, is among them: keep it" if horizon == current else f"is nearest to {current}, as now"
-        why = (
-            f"These data cannot tell {names} steps apart; {horizon}, {choice}. More --states would tell more."
-        )
+        why = f"These data cannot tell {names} steps apart; {horizon}, {choice}. More --states would tell more."
     caution = (
         f"What {longest} steps say counts as the truth here, with the model's own errors in it: whether the model is "
         "good enough for so many steps, `doublehorizon analyze model` tells."

@@ -1,6 +1,5 @@
 """`doublehorizon list`."""
 
-import fcntl
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from rich.table import Table
 
 from doublehorizon.envs.catalogue import GROUPS
 from doublehorizon.errors import UserError
-from doublehorizon.runs import Run, read_run
+from doublehorizon.runs import state_of
 
 _EXAMPLES = """Lists the tasks that are known here, or the runs in a folder.
 
@@ -29,19 +28,6 @@ class List:
     """A folder in which to look for runs, at any depth. Default: list tasks."""
     json: bool = False
     """Print the list as JSON."""
-
-
-@dataclass(frozen=True)
-class State:
-    """Where a run stands."""
-
-    run: str
-    env: str
-    seeds: int
-    step: int
-    steps: int
-    last_return: float | None
-    state: str
 
 
 def run(arguments: list[str]) -> int:
@@ -91,38 +77,6 @@ def _list_runs(folder: Path, as_json: bool) -> None:
 
 def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.5g}"
-
-
-def state_of(folder: Path) -> State:
-    """Reads a run folder; one that cannot be read is listed with the reason."""
-    try:
-        run = read_run(folder)
-        step, last = _progress_of(run)
-    except UserError as problem:
-        return State(str(folder), "?", 0, 0, 0, None, str(problem))
-    state = "running" if _is_locked(folder) else "done" if step >= run.steps else "stopped"
-    return State(str(folder), run.name, len(run.seeds), step, run.steps, last, state)
-
-
-def _progress_of(run: Run) -> tuple[int, float | None]:
-    """The last checkpoint's step, or that of the last test where there are no checkpoints; and that test's return."""
-    tests = run.evaluations()
-    last = max(tests, default=None)
-    kept = run.folder / "checkpoints"
-    steps = [int(path.name) for path in kept.iterdir() if path.name.isdecimal()] if kept.is_dir() else []
-    value = None if last is None else sum(tests[last].values()) / len(tests[last])
-    return max([*steps, last or 0]), value
-
-
-def _is_locked(folder: Path) -> bool:
-    try:
-        with (folder / ".lock").open() as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
 
 
 def _print_table(title: str, names: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:

@@ -77,7 +77,7 @@ class Train:
 
 def run(arguments: list[str]) -> int:
     """Parses, trains, and says what came out."""
-    default = Train(env="", config=preset(_preset_named_in(arguments)))
+    default = Train(env="", config=preset(preset_named_in(arguments)))
     options = tyro.cli(
         Train,
         prog="doublehorizon train",
@@ -125,7 +125,7 @@ def _config(options: Train) -> Config:
     return changed(options.config, {name: value for name, value in named.items() if value is not None})
 
 
-def _preset_named_in(arguments: list[str]) -> str:
+def preset_named_in(arguments: list[str]) -> str:
     """The preset's values are the defaults that the parser then shows and overrides, so it is looked up first."""
     for here, following in zip(arguments, [*arguments[1:], ""], strict=True):
         if here == "--preset":

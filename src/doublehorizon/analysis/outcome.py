@@ -1,0 +1,153 @@
+"""What came of an experiment: a table of final returns, and a figure with published curves beside our own."""
+
+import csv
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from doublehorizon.analysis.aggregate import Interval, Scores, aggregate
+from doublehorizon.analysis.curves import Curves, common_steps, find_curves, mean_and_interval, read_curves
+from doublehorizon.analysis.figures import COLORS, draw_aggregates, new_figure, save_figure
+from doublehorizon.errors import UserError
+from doublehorizon.jobs import Job
+from doublehorizon.runs import read_rows
+from doublehorizon.studies import Study
+
+
+@dataclass(frozen=True)
+class Line:
+    """One variant on one task, at the last step that all of its seeds have."""
+
+    task: str
+    variant: str
+    seeds: int
+    step: int
+    mean: float
+    half: float
+    published: float | None
+    minutes: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Curves, and published ones where there are any, by task and variant; and the table."""
+
+    curves: dict[str, dict[str, Curves]]
+    published: dict[str, dict[str, Curves]]
+    lines: list[Line]
+    scores: dict[str, dict[str, Interval]]
+    """Over tasks, in units of the first variant's mean; empty for a single task."""
+
+
+def gather(jobs: list[Job], root: Path, study: Study, reference: Path | None) -> Outcome:
+    """Reads the runs that are complete."""
+    curves: dict[str, dict[str, Curves]] = {}
+    published: dict[str, dict[str, Curves]] = {}
+    lines = []
+    for job in jobs:
+        if not (root / job.name / "eval.csv").exists():
+            continue
+        ours = find_curves(root / job.name)
+        theirs = _published(reference, study.variants[job.variant].published, job.task)
+        curves.setdefault(job.task, {})[job.variant] = ours
+        if theirs is not None:
+            published.setdefault(job.task, {})[job.variant] = theirs
+        lines.append(_line(job, root / job.name, ours, theirs))
+    return Outcome(curves, published, lines, _scores(curves))
+
+
+def _published(reference: Path | None, folders: tuple[str, ...], task: str) -> Curves | None:
+    name = f"{task.rsplit('/', 1)[-1]}.csv"
+    paths = [] if reference is None else [reference / folder / name for folder in folders]
+    return next((read_curves(path) for path in paths if path.is_file()), None)
+
+
+def _line(job: Job, folder: Path, ours: Curves, theirs: Curves | None) -> Line:
+    step = common_steps(ours)[-1]
+    mean, half = mean_and_interval(ours, [step])
+    beside = None
+    if theirs is not None:
+        here = [step_ for step_ in common_steps(theirs) if step_ <= step]
+        beside = float(mean_and_interval(theirs, here[-1:])[0][0]) if here else None
+    seconds = max(float(row["time/time_elapsed"]) for row in read_rows(folder / "progress.csv"))
+    return Line(job.task, job.variant, len(ours), step, float(mean[0]), float(half[0]), beside, seconds / 60)
+
+
+def _scores(curves: dict[str, dict[str, Curves]]) -> dict[str, dict[str, Interval]]:
+    """Last returns by those of the first variant, where every variant has every task."""
+    variants = list(dict.fromkeys(name for task in curves.values() for name in task))
+    whole = all(set(task) == set(variants) for task in curves.values())
+    if len(curves) < 2 or not whole:
+        return {}
+    scores: dict[str, Scores] = {variant: {} for variant in variants}
+    for task, found in curves.items():
+        last = {name: np.array([curve[common_steps(c)[-1]] for curve in c.values()]) for name, c in found.items()}
+        unit = float(np.mean(last[variants[0]]))
+        if unit <= 0:
+            return {}
+        for name, values in last.items():
+            scores[name][task] = values / unit
+    return {name: aggregate(values) for name, values in scores.items()}
+
+
+def draw(outcome: Outcome, title: str, path: Path) -> None:
+    """A picture per task: a variant's mean and interval, its published mean dashed in the same color."""
+    if not outcome.curves:
+        raise UserError("no run has got as far as its first test: there is nothing to draw.")
+    count = len(outcome.curves) + bool(outcome.scores)
+    columns = min(3, count)
+    figure, axes = new_figure(-(-count // columns), columns)
+    for axis, (task, found) in zip(axes, outcome.curves.items(), strict=False):
+        until = max(max(curve) for curves in found.values() for curve in curves.values())
+        for color, (name, curves) in zip(COLORS * 2, found.items(), strict=False):
+            steps = common_steps(curves)
+            mean, half = mean_and_interval(curves, steps)
+            axis.plot(steps, mean, color=color, label=f"{name} ({len(curves)} seeds)")
+            axis.fill_between(steps, mean - half, mean + half, color=color, alpha=0.2, linewidth=0)
+            beside = outcome.published.get(task, {}).get(name)
+            if beside is not None:
+                steps = common_steps(beside, until)
+                axis.plot(steps, mean_and_interval(beside, steps)[0], "--", color=color, label=f"{name}, published")
+        axis.set(title=task, xlabel="simulator steps", ylabel="test return")
+        axis.legend(fontsize="x-small")
+        axis.grid(alpha=0.3)
+    if outcome.scores:
+        draw_aggregates(axes[len(outcome.curves)], outcome.scores)
+    for axis in axes[count:]:
+        axis.set_visible(False)
+    figure.suptitle(title)
+    save_figure(figure, path)
+
+
+def write_table(outcome: Outcome, path: Path) -> None:
+    """The table as CSV."""
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(Line.__dataclass_fields__))
+        writer.writeheader()
+        writer.writerows(asdict(line) for line in outcome.lines)
+
+
+def words(outcome: Outcome) -> str:
+    """The table, to be read."""
+    width = max((len(line.task) for line in outcome.lines), default=0)
+    rows = [
+        f"{'task':<{width}}  {'variant':<22} {'seeds':>5} {'step':>8}  {'return':>18}  {'published':>9} {'minutes':>8}"
+    ]
+    for line in outcome.lines:
+        beside = "" if line.published is None else f"{line.published:.1f}"
+        rows.append(
+            f"{line.task:<{width}}  {line.variant:<22} {line.seeds:>5} {line.step:>8}  {line.mean:>9.1f} "
+            f"+- {line.half:<6.1f}  {beside:>9} {line.minutes:>8.1f}"
+        )
+    for name, found in outcome.scores.items():
+        told = ", ".join(f"{what} {x.value:.2f} [{x.low:.2f}, {x.high:.2f}]" for what, x in found.items())
+        rows.append(f"over tasks, {name}: {told}")
+    return "\n".join(rows)
+
+
+def plain(outcome: Outcome) -> str:
+    """The table as JSON."""
+    scores = {name: {what: asdict(x) for what, x in found.items()} for name, found in outcome.scores.items()}
+    return json.dumps({"runs": [asdict(line) for line in outcome.lines], "over_tasks": scores})

@@ -1,0 +1,120 @@
+"""`doublehorizon experiment`."""
+
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from doublehorizon.board import Board
+from doublehorizon.cli.train import preset_named_in
+from doublehorizon.config import Config
+from doublehorizon.crowd import Share, failed, run_here, run_on_ray
+from doublehorizon.errors import UserError
+from doublehorizon.jobs import Job, is_done
+from doublehorizon.presets import preset
+from doublehorizon.signals import stoppable
+from doublehorizon.studies import STUDIES, TASKS, jobs_of, study
+
+_LIST = "\n".join(f"  {name:<13} {chosen.question}" for name, chosen in STUDIES.items())
+_EXAMPLES = f"""Runs one of the paper's experiments: each variant on each task, then a table and a figure. What was
+stopped goes on where it was when the same command is given again.
+
+experiments:
+{_LIST}
+
+examples:
+  doublehorizon experiment ablation --tasks paper/Hopper paper/Walker2d --steps 50000 --seeds 5
+  doublehorizon experiment tr-horizon --tasks Pendulum-v1 --preset quick --steps 2000 --seeds 3
+  doublehorizon experiment utd --reference FOLDER        # the authors' results/ beside our own curves
+  doublehorizon experiment ablation --on ray:auto        # on the Ray cluster that this machine belongs to"""
+
+
+@dataclass
+class Experiment:
+    """What `doublehorizon experiment` takes."""
+
+    name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")]
+    """Which experiment."""
+    tasks: tuple[str, ...] = TASKS
+    """Environments, named as in train."""
+    steps: int = 100_000
+    """Simulator steps per seed."""
+    seeds: int = 8
+    """Seeds of each variant, side by side."""
+    seed: int = 0
+    """The first seed."""
+    variants: tuple[str, ...] = ()
+    """Some of the experiment's variants. Default: all."""
+    preset: Literal["dhmbpo", "paper", "light", "quick"] = "dhmbpo"
+    """What all variants start from."""
+    out: Path | None = None
+    """The folder for all runs, the table and the figure. Default: experiments/NAME."""
+    reference: Path | None = None
+    """A folder of published curves, laid out as the authors' results: gym/esvg/Hopper.csv and so on."""
+    on: str = "here"
+    """Where: here, one run after another; ray, a Ray cluster on this machine; ray:ADDRESS, another one."""
+    gpus: float | None = None
+    """GPUs that each run asks of a Ray cluster. Default: 1 if it has any."""
+    cores: float | None = None
+    """CPU cores that each run asks of a Ray cluster. Default: one per seed, as far as a node has them."""
+    device: Literal["cpu", "gpu"] | None = None
+    """Where to learn. Default: a GPU if JAX sees one."""
+    quiet: bool = False
+    """Show no progress."""
+    json: bool = False
+    """Print the table as JSON."""
+    config: Annotated[Config, tyro.conf.arg(name="")] = field(default_factory=Config)
+
+
+def run(arguments: list[str]) -> int:
+    """Parses, runs what is missing, and sums up."""
+    default = Experiment(name="", config=preset(preset_named_in(arguments)))
+    default.name = tyro.MISSING
+    options = tyro.cli(
+        Experiment, prog="doublehorizon experiment", description=_EXAMPLES, args=arguments, default=default
+    )
+    chosen, jobs = study(options.name), _jobs(options)
+    root = options.out or Path("experiments") / options.name
+    todo = [job for job in jobs if not is_done(job, root / job.name)]
+    with stoppable(), Board(jobs, root, options.quiet) as board:
+        for job in jobs:
+            if job not in todo:
+                board.tell(job.name, "done", "before")
+        problems = _run(options, todo, root, board)
+
+    from doublehorizon.analysis import outcome
+
+    found = outcome.gather(jobs, root, chosen, options.reference)
+    outcome.draw(found, f"{options.name}: {chosen.question}", root / "curves.png")
+    outcome.write_table(found, root / "results.csv")
+    print(outcome.plain(found) if options.json else f"{outcome.words(found)}\n{root / 'curves.png'}")
+    if problems:
+        raise failed(problems)
+    return 0
+
+
+def _jobs(options: Experiment) -> list[Job]:
+    for name in ("steps", "seeds"):
+        if getattr(options, name) < 1:
+            raise UserError(f"--{name} is {getattr(options, name)}, but at least 1 is needed.")
+    if not options.tasks:
+        raise UserError("there is no task to run on: give at least one with --tasks.")
+    chosen = study(options.name)
+    unknown = [name for name in options.variants if name not in chosen.variants]
+    if unknown:
+        raise UserError(f"{options.name} has no variant {unknown[0]!r}. It has: {', '.join(chosen.variants)}.")
+    shared = {name: getattr(options, name) for name in ("steps", "seeds", "seed", "device")}
+    jobs = jobs_of(chosen, options.config, options.tasks, **shared)
+    return [job for job in jobs if not options.variants or job.variant in options.variants]
+
+
+def _run(options: Experiment, todo: list[Job], root: Path, board: Board) -> dict[str, str]:
+    where, _, address = options.on.partition(":")
+    if where == "here" and not address:
+        return run_here(todo, root, board)
+    if where != "ray":
+        raise UserError(f"--on is {options.on!r}, but it must be here, ray or ray:ADDRESS.")
+    sys.stderr.flush()
+    return run_on_ray(todo, root, board, address or None, Share(options.gpus, options.cores))

@@ -1,0 +1,101 @@
+"""The paper's experiments: which variants are compared, and where in the authors' results their curves are."""
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from doublehorizon.config import Config
+from doublehorizon.errors import UserError
+from doublehorizon.jobs import Job
+from doublehorizon.presets import RELATIVES, Changes
+from doublehorizon.records import changed
+
+_MAIN = ("gym/esvg", "dmc/esvg")
+TASKS = ("paper/HalfCheetah", "paper/Hopper", "paper/Walker2d", "paper/Ant", "paper/Humanoid")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Values that differ from the rest, and folders in which published curves may be."""
+
+    changes: Changes
+    published: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Study:
+    """An experiment: what it asks, and its variants by name; the first one is what the others are compared with."""
+
+    question: str
+    variants: dict[str, Variant]
+
+
+def _each(name: str, values: Mapping[int, tuple[str, ...]], also: Changes | None = None) -> dict[str, Variant]:
+    short = name.rsplit(".", 1)[-1]
+    return {f"{short}-{value:g}": Variant({**(also or {}), name: value}, found) for value, found in values.items()}
+
+
+STUDIES = {
+    "ablation": Study(
+        "what do distribution and training rollouts contribute?",
+        {
+            "dhmbpo": Variant({}, _MAIN),
+            "svg": Variant(RELATIVES["svg"], ("roll/no-roll",)),
+            "mbpo": Variant(RELATIVES["mbpo"], ("roll/no-t-roll",)),
+            "sac": Variant(RELATIVES["sac"], ("gym/sac", "dmc/sac")),
+        },
+    ),
+    "dr-horizon": Study(
+        "how long should distribution rollouts be?",
+        _each(
+            "horizons.distribution",
+            {20: _MAIN, 0: ("roll/no-roll",), 10: ("d_roll_len/10",), 40: ("d_roll_len/40",)},
+        ),
+    ),
+    "tr-horizon": Study(
+        "how long should training rollouts be?",
+        _each(
+            "horizons.training",
+            {5: ("t_roll_len/5", *_MAIN)} | {t: (f"t_roll_len/{t}",) for t in (1, 3, 7, 9)},
+        ),
+    ),
+    "utd": Study(
+        "what do more updates per environment step bring?",
+        _each("policy.updates_per_step", {1: _MAIN} | {n: (f"utd/{n}",) for n in (2, 4, 8)}),
+    ),
+    "architecture": Study(
+        "what do the model's activation, LayerNorm and dropout contribute?",
+        {
+            "dhmbpo": Variant({}, _MAIN),
+            "relu": Variant({"model.activation": "relu"}, ("ablation/ReLU",)),
+            "no-dropout": Variant({"model.dropout": (0.0, 0.0, 0.0)}, ("ablation/no_drop",)),
+            "no-layernorm": Variant({"model.norm_eps": None}, ("ablation/no_ln",)),
+        },
+    ),
+    "mbpo-utd": Study(
+        "how many updates per step does MBPO, without training rollouts, need?",
+        _each(
+            "policy.updates_per_step",
+            {1: ("roll/no-t-roll",), 2: (), 4: (), 8: (), 16: ()},
+            RELATIVES["mbpo"],
+        ),
+    ),
+}
+
+
+def study(name: str) -> Study:
+    """The experiment of that name."""
+    if name not in STUDIES:
+        near = difflib.get_close_matches(name, STUDIES, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise UserError(f"there is no experiment {name!r}.{hint} Experiments: {', '.join(STUDIES)}.")
+    return STUDIES[name]
+
+
+def jobs_of(chosen: Study, base: Config, tasks: tuple[str, ...], **others: object) -> list[Job]:
+    """A job per task and variant; `others` are fields that all jobs share."""
+    return [
+        Job(task, name, changed(base, variant.changes), **others)  # type: ignore[arg-type]
+        for task in tasks
+        for name, variant in chosen.variants.items()
+    ]
