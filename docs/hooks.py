@@ -22,10 +22,18 @@ def commands_page() -> str:
     parts = ["# Commands\n"]
     usage = help_of()
     parts.append(f"```text\n{usage}\n```\n")
-    for name in re.findall(r"^  (\w+) +\S", usage, re.MULTILINE):
-        if (SOURCE / "cli" / f"{name}.py").exists():
-            parts.append(f"## {name}\n\n```text\n{help_of(name)}\n```\n")
+    for name in commands_in(usage):
+        parts.append(f"## {name}\n\n```text\n{help_of(name)}\n```\n")
+        for inner in commands_in(help_of(name)) if name == "analyze" else ():
+            parts.append(f"### {name} {inner}\n\n```text\n{help_of(name, inner)}\n```\n")
     return "\n".join(parts)
+
+
+def commands_in(usage: str) -> list[str]:
+    """Names at the beginning of a line that have a file of their own."""
+    names = re.findall(r"^  ([\w-]+) +\S", usage, re.MULTILINE)
+    files = {path.stem.removeprefix("analyze_").replace("_", "-") for path in (SOURCE / "cli").glob("*.py")}
+    return [name for name in names if name in files]
 
 
 def help_of(*words: str) -> str:

@@ -1,6 +1,8 @@
 """Analyses against values known by hand: a linear-quadratic world, a critic that is right, a model that is known."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import equinox as eqx
 import gymnasium as gym
@@ -14,6 +16,7 @@ from doublehorizon import replay as replays
 from doublehorizon.agent import initial_state
 from doublehorizon.analysis import critics, gradients, models, targets
 from doublehorizon.analysis.subject import Subject, opened, subjects
+from doublehorizon.cli import _status
 from doublehorizon.config import CriticConfig, Horizons
 from doublehorizon.envs.make import Simulator, describe, factory, make
 from doublehorizon.networks import Critic, ensemble
@@ -96,6 +99,13 @@ def test_advice_names_what_cannot_be_told_apart():
     assert clear.best == 3 and clear.candidates == [3]
     vague = tradeoff([3.0, 1.0, 1.1], [0.1, 0.0, 0.1])
     assert vague.best == 3 and vague.candidates == [3, 5]
+    assert gradients.advise([clear], 5).horizon == 3 and "Take 3 steps (now 5)" in gradients.advise([clear], 5).reason
+    for current, words in ((5, "5 is among them: keep it"), (1, "1 is worse: take 3")):
+        told = gradients.advise([vague, vague], current).reason
+        assert "cannot tell 3 and 5 steps apart" in told and words in told
+    other = tradeoff([1.0, 3.0, 3.0], [0.0, 0.1, 0.1])
+    assert gradients.advise([clear, other], 5).horizon == 5
+    assert "do not agree (best: 3, 1)" in gradients.advise([clear, other], 5).reason
 
 
 class TrueCritic(Critic):
@@ -308,6 +318,41 @@ def test_a_run_without_policies_cannot_be_analysed(tmp_path):
     dh.DHMBPO("Pendulum-v1", config=TINY).learn(20, out=tmp_path / "run")
     with pytest.raises(dh.UserError, match="has not learnt a policy yet"), opened(tmp_path / "run", "cpu"):
         pass
+
+
+@pytest.mark.parametrize(
+    ("words", "figure"),
+    [
+        (
+            "analyze critic-error RUN --pairs 4 --episodes 1 --horizon 5 --updates 8 --every 4 --repeats 2",
+            "critic-error",
+        ),
+        ("analyze model RUN --horizon 4 --trajectories 4 --particles 2", "model-error"),
+        ("analyze targets RUN --batches 2", "targets"),
+        ("advise-horizon RUN --horizons 1 2 --states 32 --rollouts 4", "horizons"),
+    ],
+)
+def test_analyses_as_commands(runs, words, figure, capsys):
+    for option in ("", " --json"):
+        arguments = (words + option).replace("RUN", str(runs / "dhmbpo")).split()
+        assert _status([*arguments, "--seeds", "0"]) == 0
+        out = capsys.readouterr().out
+        found = json.loads(out) if option else out
+        path = found["figure"] if option else out.split()[-1]
+        assert path == str(runs / "dhmbpo" / f"{figure}.png") and Path(path).stat().st_size > 10_000
+    assert list(found["seeds"]) == ["0"]
+
+
+@pytest.mark.parametrize("what", ["analyze model", "analyze critic-error", "advise-horizon"])
+def test_what_needs_a_model_says_so(runs, what, capsys):
+    assert _status([*what.split(), str(runs / "sac")]) == 2
+    assert "without one (preset sac)" in capsys.readouterr().err
+
+
+def test_typos_in_analyses_get_the_nearest_name(capsys):
+    assert _status(["analyze", "critic-eror", "run"]) == 2
+    assert "Did you mean 'critic-error'?" in capsys.readouterr().err
+    assert _status(["analyze", "--help"]) == 0 and "targets" in capsys.readouterr().out
 
 
 def test_horizons_for_real_returns():

@@ -3,6 +3,7 @@
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from doublehorizon.config import Config
 from doublehorizon.errors import UserError
@@ -30,7 +31,7 @@ class Study:
     variants: dict[str, Variant]
 
 
-def _each(name: str, values: Mapping[int, tuple[str, ...]], also: Changes | None = None) -> dict[str, Variant]:
+def _each(name: str, values: Mapping[Any, tuple[str, ...]], also: Changes | None = None) -> dict[str, Variant]:
     short = name.rsplit(".", 1)[-1]
     return {f"{short}-{value:g}": Variant({**(also or {}), name: value}, found) for value, found in values.items()}
 
@@ -61,7 +62,7 @@ STUDIES = {
     ),
     "utd": Study(
         "what do more updates per environment step bring?",
-        _each("policy.updates_per_step", {1: _MAIN} | {n: (f"utd/{n}",) for n in (2, 4, 8)}),
+        _each("policy.updates_per_step", {1.0: _MAIN} | {float(n): (f"utd/{n}",) for n in (2, 4, 8)}),
     ),
     "architecture": Study(
         "what do the model's activation, LayerNorm and dropout contribute?",
@@ -76,7 +77,7 @@ STUDIES = {
         "how many updates per step does MBPO, without training rollouts, need?",
         _each(
             "policy.updates_per_step",
-            {1: ("roll/no-t-roll",), 2: (), 4: (), 8: (), 16: ()},
+            {1.0: ("roll/no-t-roll",), 2.0: (), 4.0: (), 8.0: (), 16.0: ()},
             RELATIVES["mbpo"],
         ),
     ),

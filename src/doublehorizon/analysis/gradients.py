@@ -93,15 +93,19 @@ def advise(found: list[Tradeoff], current: int) -> Advice:
         (horizon,) = possible
         why = f"Take {horizon} steps (now {current}): {_reason(found[0], horizon)}"
     else:
-        horizon = min(possible, key=lambda t: abs(t - current))
         names = f"{', '.join(map(str, possible[:-1]))} and {possible[-1]}"
-        choice = "as now, is among them: keep it" if horizon == current else f"is nearest to {current}, as now"
-        why = f"These data cannot tell {names} steps apart; {horizon}, {choice}. More --states would tell more."
+        horizon = current if current in possible else _least_wrong(found, possible)
+        choice = f"{current} is among them: keep it" if horizon == current else f"{current} is worse: take {horizon}"
+        why = f"These data cannot tell {names} steps apart; {choice}. More --states would tell more."
     caution = (
         f"What {longest} steps say counts as the truth here, with the model's own errors in it: whether the model is "
         "good enough for so many steps, `doublehorizon analyze model` tells."
     )
     return Advice(horizon, f"{why} {caution}")
+
+
+def _least_wrong(found: list[Tradeoff], possible: list[int]) -> int:
+    return min(possible, key=lambda t: sum(one.error[one.horizons.index(t)] / one.error.min() for one in found))
 
 
 def _reason(one: Tradeoff, horizon: int) -> str:

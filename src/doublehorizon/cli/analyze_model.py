@@ -49,7 +49,7 @@ def run(arguments: list[str]) -> int:
             raise UserError(f"--{name} is {getattr(options, name)}, but at least 1 is needed.")
     needed = options.needed()
 
-    from doublehorizon.analysis.subject import opened, require_model, subjects
+    from doublehorizon.analysis.subject import learnt_steps, opened, require_model, subjects
 
     found = {}
     with (
@@ -60,9 +60,7 @@ def run(arguments: list[str]) -> int:
         for seed, subject in chosen.items():
             require_model(subject, "this analysis")
             found[seed] = _measure(options, subject, bar)
-        older = _oldest(options.run, model.num_timesteps)
-        if older is not None:
-            _add_later(options, needed, older, chosen, found)
+        _add_later(options, needed, learnt_steps(options.run)[0], chosen, found)
     path = options.figure("model-error")
     _draw(found, path)
     print(json.dumps(_plain(found, str(path))) if options.json else f"{_words(found)}\n{path}")
@@ -106,27 +104,16 @@ def _measure(options: Model, subject: "Subject", bar: Progress) -> Found:
     return Found(accuracy, loop)
 
 
-def _oldest(run: Path, step: int) -> int | None:
-    """The first checkpoint that is kept, if it is not the last."""
-    from doublehorizon.checkpoints import steps_kept
-
-    kept = [kept for kept in steps_kept(run) if kept < step]
-    return kept[0] if kept else None
-
-
 def _add_later(options: Model, needed: dict, step: int, now: dict[int, "Subject"], found: dict[int, Found]) -> None:
     """What the model of an older checkpoint says of data that came after it."""
     from doublehorizon.analysis import models
     from doublehorizon.analysis.subject import opened, subjects
 
-    try:
-        with opened(options.run, options.device, needed, step) as model:
-            for old in subjects(model, options.seeds):
-                rows = models.later(now[old.seed], old.num_rows, options.rows)
-                if rows is not None:
-                    found[old.seed].accuracy[f"later, seen from {step}"] = models.accuracy(old.setting.world, rows)
-    except UserError:  # that checkpoint is from before the first fit
-        return
+    with opened(options.run, options.device, needed, step) as model:
+        for old in subjects(model, options.seeds):
+            rows = models.later(now[old.seed], old.num_rows, options.rows)
+            if rows is not None:
+                found[old.seed].accuracy[f"later, seen from {step}"] = models.accuracy(old.setting.world, rows)
 
 
 def _draw(found: dict[int, Found], path: Path) -> None:

@@ -64,10 +64,9 @@ def run(arguments: list[str]) -> int:
 
 def _steps(options: Targets) -> list[int]:
     """Some of the checkpoints at which something had been learnt."""
-    from doublehorizon.checkpoints import steps_kept
-    from doublehorizon.saved import read_step
+    from doublehorizon.analysis.subject import learnt_steps
 
-    learnt = [step for step in steps_kept(options.run) if read_step(options.run, step).about["learnt"]]
+    learnt = learnt_steps(options.run)
     if not learnt:
         raise UserError(f"{options.run} has no checkpoint at which something had been learnt.")
     picked = np.unique(np.linspace(0, len(learnt) - 1, options.most).round().astype(int))

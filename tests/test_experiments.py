@@ -1,0 +1,213 @@
+"""The paper's experiments: their jobs, how they go on after an interruption, on this machine and on a cluster."""
+
+import io
+import json
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import doublehorizon as dh
+from doublehorizon.analysis import outcome
+from doublehorizon.analysis.curves import read_curves
+from doublehorizon.board import Board
+from doublehorizon.cli import _status
+from doublehorizon.crowd import read_files, write_files
+from doublehorizon.jobs import Job, is_done, read_job
+from doublehorizon.presets import PRESETS
+from doublehorizon.records import changed
+from doublehorizon.studies import STUDIES, jobs_of, study
+from kept import CONFIG, without_times
+from test_cli import TINY_OPTIONS
+from worlds import TINY
+
+SMALL = [*TINY_OPTIONS.split(), "--tasks", "Pendulum-v1", "--seeds", "1", "--quiet", "--device", "cpu"]
+
+
+def test_every_experiment_makes_sense_for_every_preset():
+    for name, chosen in STUDIES.items():
+        for base in ("dhmbpo", "paper", "light", "quick"):
+            jobs = jobs_of(chosen, PRESETS[base], ("paper/Hopper", "dmc/cheetah-run"), steps=1, seeds=1)
+            assert len({job.name for job in jobs}) == 2 * len(chosen.variants), name
+            assert [read_job(job.text()) for job in jobs] == jobs
+    values = {name: list(chosen.variants) for name, chosen in STUDIES.items()}
+    assert values["tr-horizon"] == [f"training-{t}" for t in (5, 1, 3, 7, 9)]
+    assert values["mbpo-utd"] == [f"updates_per_step-{n}" for n in (1, 2, 4, 8, 16)]
+    with pytest.raises(dh.UserError, match="Did you mean 'ablation'"):
+        study("ablatoin")
+
+
+def job(**values) -> Job:
+    return Job("Pendulum-v1", "dhmbpo", replace(CONFIG), steps=80, seeds=2, **values)
+
+
+def test_published_curves_stand_beside_ours(tmp_path, capsys):
+    jobs = [job(), replace(job(), variant="svg")]
+    for k, one in enumerate(jobs):
+        folder = tmp_path / one.name
+        folder.mkdir(parents=True)
+        tests = [(0, 1.0 + k, 0), (40, 3.0 + k, 0), (0, 2.0 + k, 1), (40, 5.0 + k, 1)]
+        lines = [f"{step},{seed},{value},{seed}" for step, value, seed in tests]
+        (folder / "eval.csv").write_text("step,time,reward,seed\n" + "\n".join(lines) + "\n")
+        (folder / "progress.csv").write_text("time/time_elapsed\n120.0\n")
+    (tmp_path / "authors" / "roll" / "no-roll").mkdir(parents=True)
+    theirs = "step,time,reward,seed\n0,0,7,0\n0,0,9,1\n30,0,10,0\n30,0,20,1\n50,0,99,0\n50,0,99,1\n"
+    (tmp_path / "authors" / "roll" / "no-roll" / "Pendulum-v1.csv").write_text(theirs)
+    found = outcome.gather(jobs, tmp_path, STUDIES["ablation"], tmp_path / "authors")
+    dhmbpo, svg = found.lines
+    assert (dhmbpo.mean, dhmbpo.step, dhmbpo.seeds, dhmbpo.minutes, dhmbpo.published) == (4.0, 40, 2, 2.0, None)
+    assert svg.published == 15.0 and svg.mean == 5.0  # theirs at 30, the last test that is not behind ours
+    outcome.draw(found, "title", tmp_path / "curves.png")
+    outcome.write_table(found, tmp_path / "results.csv")
+    assert (tmp_path / "curves.png").stat().st_size > 10_000
+    assert "svg" in outcome.words(found) and json.loads(outcome.plain(found))["runs"][1]["published"] == 15.0
+    assert found.scores == {}  # one task: nothing to aggregate
+    two = [*jobs, *(replace(one, task="Other") for one in jobs)]
+    for one in two[2:]:
+        (tmp_path / one.name).parent.mkdir(exist_ok=True)
+        same = read_files(tmp_path / one.name.replace("Other", "Pendulum-v1"), {})
+        write_files(tmp_path / one.name, same, set(same))
+    both = outcome.gather(two, tmp_path, STUDIES["ablation"], None)
+    assert both.scores["dhmbpo"]["mean"].value == pytest.approx(1.0) and both.scores["svg"]["IQM"].value == 1.25
+
+
+def test_a_folder_is_mirrored_without_what_is_being_written(tmp_path):
+    there, here, known = tmp_path / "there", tmp_path / "here", {}
+    (there / "checkpoints" / "20").mkdir(parents=True)
+    (there / "checkpoints" / "40.partial").mkdir()
+    for name in ("eval.csv", ".lock", "checkpoints/20/state", "checkpoints/40.partial/state", "x.partial"):
+        (there / name).write_text(name)
+    first = read_files(there, known)
+    assert set(first) == {"eval.csv", "checkpoints/20/state"}
+    write_files(here, first, set(known))
+    (there / "eval.csv").write_text("longer than before")
+    (there / "checkpoints" / "20" / "state").unlink()
+    second = read_files(there, known)
+    assert set(second) == {"eval.csv"} and read_files(there, known) == {}
+    write_files(here, second, set(known))
+    assert (here / "eval.csv").read_text() == "longer than before"
+    assert not (here / "checkpoints").exists()
+
+
+def test_mistakes_are_told_in_one_line(capsys, tmp_path):
+    for words, told in (
+        (["ablatoin"], "Did you mean 'ablation'"),
+        (["ablation", "--on", "moon"], "--on is 'moon'"),
+        (["ablation", "--variants", "mpbo"], "has no variant 'mpbo'"),
+        (["ablation", "--seeds", "0"], "--seeds is 0"),
+    ):
+        assert _status(["experiment", *words, "--out", str(tmp_path)]) == 2
+        assert told in capsys.readouterr().err
+
+
+def experiment(folder: Path, name: str, *words: str) -> subprocess.Popen:
+    command = [sys.executable, "-m", "doublehorizon.cli", "experiment", name, "--out", str(folder), *SMALL, *words]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def ended(process: subprocess.Popen, status: int = 0) -> str:
+    out, err = process.communicate(timeout=900)
+    assert process.returncode == status, err
+    return out + err
+
+
+def test_an_experiment_that_is_stopped_goes_on_where_it_was(tmp_path, capsys):
+    words = ["--variants", "dhmbpo", "--steps", "400", "--loop.checkpoint-every", "1"]
+    process = experiment(tmp_path / "parts", "ablation", *words)
+    run = tmp_path / "parts" / "Pendulum-v1" / "dhmbpo"
+    deadline = time.monotonic() + 300
+    while not (run / "progress.csv").exists() or len((run / "progress.csv").read_text().splitlines()) < 4:
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    ended(process, 143)
+    assert not is_done(read_job_of(run, 400), run)
+    (line,) = json.loads(ended(experiment(tmp_path / "parts", "ablation", *words, "--json")))["runs"]
+    assert line["step"] == 400 and (tmp_path / "parts" / "curves.png").exists()
+    ended(experiment(tmp_path / "whole", "ablation", *words))
+    for name in ("eval.csv", "progress.csv"):  # a test may have been due where it was stopped
+        assert without_times(run / name) == without_times(tmp_path / "whole" / "Pendulum-v1" / "dhmbpo" / name)
+    assert _status(["experiment", "ablation", "--out", str(tmp_path / "parts"), *SMALL, *words, "--seed", "7"]) == 2
+    assert "other seeds or another config" in capsys.readouterr().err
+
+
+def read_job_of(run: Path, steps: int) -> Job:
+    about = json.loads((run / "config.json").read_text())
+    told = {"task": "Pendulum-v1", "variant": "dhmbpo", "steps": steps, "seeds": 1, "config": about["config"]}
+    return read_job(json.dumps(told))
+
+
+def test_a_run_that_fails_does_not_stop_the_others(tmp_path):
+    words = ["--variants", "dhmbpo", "--steps", "80", "--tasks", "NoSuchTask-v1", "Pendulum-v1"]
+    said = ended(experiment(tmp_path, "ablation", *words), 1)
+    assert "1 run(s) failed" in said and "NoSuchTask" in said
+    assert len(read_curves(tmp_path / "Pendulum-v1" / "dhmbpo" / "eval.csv")) == 1
+
+
+def test_the_board_shows_what_runs_have_reached(tmp_path):
+    from rich.console import Console
+
+    one = job()
+    (tmp_path / one.name).mkdir(parents=True)
+    (tmp_path / one.name / "eval.csv").write_text("step,time,reward,seed\n0,0,-9,0\n0,0,-7,1\n40,1,3,0\n40,1,5,1\n")
+    (tmp_path / one.name / "progress.csv").write_text("time/total_timesteps\n60\n")
+    console = Console(record=True, width=120, force_terminal=False, file=io.StringIO())
+    with Board([one], tmp_path, console=console) as board:
+        board.tell(one.name, "running", "on node 3")
+        console.print(board)
+    shown = console.export_text()
+    assert "Pendulum-v1/dhmbpo: running  step 60 of 80  on node 3" in shown and "60 of 80" in shown
+    assert board.rows[one.name].returns == (-8.0, 4.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STUDIES)
+def test_a_tiny_run_of_every_experiment(name, tmp_path):
+    out = ended(experiment(tmp_path, name, "--steps", "60", "--json"))
+    lines = json.loads(out)["runs"]
+    assert [line["variant"] for line in lines] == list(STUDIES[name].variants)
+    assert all(np.isfinite(line["mean"]) and line["step"] == 60 for line in lines)
+
+
+@pytest.mark.slow
+def test_a_cluster_that_loses_a_node_brings_the_same_runs(tmp_path):
+    import ray
+    from ray.cluster_utils import Cluster
+
+    from doublehorizon.crowd import Share, run_on_ray
+
+    config = changed(TINY, {"loop.checkpoint_every": 1})
+    jobs = jobs_of(STUDIES["ablation"], config, ("Pendulum-v1",), steps=400, seeds=1, device="cpu")
+    jobs = [replace(one, config=changed(one.config, {"loop.steps_per_iteration": 20})) for one in jobs[:2]]
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
+    nodes = [cluster.add_node(num_cpus=1), cluster.add_node(num_cpus=1)]
+    ray.init(address=cluster.address, log_to_driver=False)
+    try:
+        losses = []
+
+        class Impatient(Board):
+            """Takes a node away once both runs have learnt something."""
+
+            def look(self) -> None:
+                super().look()
+                if not losses and all(row.step >= 60 for row in self.rows.values()):
+                    losses.append({name: row.step for name, row in self.rows.items()})
+                    cluster.remove_node(nodes[0], allow_graceful=False)
+
+        with Impatient(jobs, tmp_path / "cluster", quiet=True) as board:
+            problems = run_on_ray(jobs, tmp_path / "cluster", board, None, Share(gpus=0, cores=1))
+        assert problems == {} and len(losses) == 1
+        assert {row.state for row in board.rows.values()} == {"done"}
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+    for one in jobs:
+        dh.DHMBPO("Pendulum-v1", config=one.config, device="cpu").learn(400, out=tmp_path / "alone" / one.name)
+        for name in ("eval.csv", "progress.csv"):
+            pair = [without_times(tmp_path / where / one.name / name) for where in ("cluster", "alone")]
+            assert pair[0] == pair[1], name
