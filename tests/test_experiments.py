@@ -17,7 +17,7 @@ from doublehorizon.analysis import outcome
 from doublehorizon.analysis.curves import read_curves
 from doublehorizon.board import Board
 from doublehorizon.cli import _status
-from doublehorizon.crowd import read_files, write_files
+from doublehorizon.crowd import Share, read_files, run_here, run_on_ray, write_files
 from doublehorizon.jobs import Job, is_done, read_job
 from doublehorizon.presets import PRESETS
 from doublehorizon.records import changed
@@ -179,8 +179,6 @@ def test_a_cluster_that_loses_a_node_brings_the_same_runs(tmp_path):
     import ray
     from ray.cluster_utils import Cluster
 
-    from doublehorizon.crowd import Share, run_on_ray
-
     config = changed(TINY, {"loop.checkpoint_every": 1})
     jobs = jobs_of(STUDIES["ablation"], config, ("Pendulum-v1",), steps=400, seeds=1, device="cpu")
     jobs = [replace(one, config=changed(one.config, {"loop.steps_per_iteration": 20})) for one in jobs[:2]]
@@ -200,14 +198,15 @@ def test_a_cluster_that_loses_a_node_brings_the_same_runs(tmp_path):
                     cluster.remove_node(nodes[0], allow_graceful=False)
 
         with Impatient(jobs, tmp_path / "cluster", quiet=True) as board:
-            problems = run_on_ray(jobs, tmp_path / "cluster", board, None, Share(gpus=0, cores=1))
+            problems = run_on_ray(jobs, tmp_path / "cluster", board, None, Share(gpus=0.0, cores=1.0))
         assert problems == {} and len(losses) == 1
         assert {row.state for row in board.rows.values()} == {"done"}
     finally:
         ray.shutdown()
         cluster.shutdown()
+    with Board(jobs, tmp_path / "alone", quiet=True) as board:
+        assert run_here(jobs, tmp_path / "alone", board) == {}
     for one in jobs:
-        dh.DHMBPO("Pendulum-v1", config=one.config, device="cpu").learn(400, out=tmp_path / "alone" / one.name)
         for name in ("eval.csv", "progress.csv"):
             pair = [without_times(tmp_path / where / one.name / name) for where in ("cluster", "alone")]
             assert pair[0] == pair[1], name
