@@ -9,7 +9,7 @@ import tyro
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from doublehorizon.cli.analyze import Analysis
+from doublehorizon.cli.analyze import Analyze
 from doublehorizon.errors import UserError
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ examples:
 
 
 @dataclass
-class AdviseHorizon(Analysis):
+class AdviseHorizon(Analyze):
     """What `doublehorizon advise-horizon` takes."""
 
     horizons: tuple[int, ...] = (1, 3, 5, 7, 9)

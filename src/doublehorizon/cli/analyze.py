@@ -19,7 +19,7 @@ ANALYSES = {
 
 
 @dataclass
-class Analysis:
+class Analyze:
     """What all analyses take."""
 
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]

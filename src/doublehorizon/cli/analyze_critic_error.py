@@ -10,7 +10,7 @@ import tyro
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from doublehorizon.cli.analyze import Analysis
+from doublehorizon.cli.analyze import Analyze
 from doublehorizon.errors import UserError
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ examples:
 
 
 @dataclass
-class CriticError(Analysis):
+class CriticError(Analyze):
     """What `doublehorizon analyze critic-error` takes."""
 
     pairs: int = 256

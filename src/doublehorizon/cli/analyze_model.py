@@ -9,7 +9,7 @@ import tyro
 from rich.console import Console
 from rich.progress import Progress
 
-from doublehorizon.cli.analyze import Analysis
+from doublehorizon.cli.analyze import Analyze
 from doublehorizon.errors import UserError
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ examples:
 
 
 @dataclass
-class Model(Analysis):
+class Model(Analyze):
     """What `doublehorizon analyze model` takes."""
 
     horizon: int = 20

@@ -10,7 +10,7 @@ import tyro
 from rich.console import Console
 from rich.progress import track
 
-from doublehorizon.cli.analyze import Analysis
+from doublehorizon.cli.analyze import Analyze
 from doublehorizon.errors import UserError
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ _BINS = 60
 
 
 @dataclass
-class Targets(Analysis):
+class Targets(Analyze):
     """What `doublehorizon analyze targets` takes."""
 
     batches: int = 16

@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 import tyro
 
 from doublehorizon.cli import COMMANDS
+from doublehorizon.cli.analyze import ANALYSES
+from doublehorizon.studies import STUDIES
 
 _EXAMPLES = """Prints a script that lets a shell complete commands, options and paths.
 
@@ -15,7 +17,7 @@ examples:
   source <(doublehorizon completion zsh)           # or into ~/.zshrc"""
 
 _SCRIPT = """{zsh}_doublehorizon() {{
-    local current=${{COMP_WORDS[COMP_CWORD]}} words=""
+    local current=${{COMP_WORDS[COMP_CWORD]}} words="" second=""
     if [ "$COMP_CWORD" -eq 1 ]; then
         words="{commands}"
     else
@@ -23,14 +25,22 @@ _SCRIPT = """{zsh}_doublehorizon() {{
 {cases}
         esac
     fi
-    if [ "$COMP_CWORD" -eq 1 ] || [[ "$current" == -* ]]; then
-        COMPREPLY=($(compgen -W "$words" -- "$current"))
+    if [ "$COMP_CWORD" -eq 2 ]; then
+        case "${{COMP_WORDS[1]}}" in
+{seconds}
+        esac
+    fi
+    if [ "$COMP_CWORD" -eq 1 ] || [[ "$current" == -* ]] || [ -n "$second" ]; then
+        COMPREPLY=($(compgen -W "$words $second" -- "$current"))
     else
         COMPREPLY=($(compgen -f -- "$current"))
     fi
 }}
 complete -o filenames -F _doublehorizon doublehorizon
 """
+
+_SECONDS = {"analyze": ANALYSES, "experiment": STUDIES, "completion": ("bash", "zsh")}
+"""What may stand behind a command."""
 
 
 @dataclass
@@ -51,12 +61,17 @@ def run(arguments: list[str]) -> int:
 def script(shell: str) -> str:
     """Completion by the parsers themselves: no list of options to keep up to date."""
     cases = "\n".join(f'            {name}) words="{" ".join(_options(name))}" ;;' for name in COMMANDS)
+    seconds = "\n".join(f'            {name}) second="{" ".join(words)}" ;;' for name, words in _SECONDS.items())
     zsh = "autoload -U +X bashcompinit && bashcompinit\n" if shell == "zsh" else ""
-    return _SCRIPT.format(zsh=zsh, commands=" ".join(COMMANDS), cases=cases)
+    return _SCRIPT.format(zsh=zsh, commands=" ".join(COMMANDS), cases=cases, seconds=seconds)
 
 
 def _options(command: str) -> list[str]:
-    """The long options of a command, which takes a record of the same name."""
-    record = getattr(import_module(f"doublehorizon.cli.{command}"), command.capitalize())
-    parser = tyro.extras.get_parser(record, prog=command)
-    return sorted({word for action in parser._actions for word in action.option_strings if word.startswith("--")})
+    """The long options of a command, and of what may stand behind it, which take records of the same names."""
+    names = [(command, command), *((f"analyze-{name}", name) for name in ANALYSES if command == "analyze")]
+    words: set[str] = set()
+    for module, record in names:
+        home = import_module(f"doublehorizon.cli.{module.replace('-', '_')}")
+        parser = tyro.extras.get_parser(getattr(home, record.title().replace("-", "")), prog=command)
+        words |= {word for action in parser._actions for word in action.option_strings if word.startswith("--")}
+    return sorted(words)
