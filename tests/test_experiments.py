@@ -26,7 +26,18 @@ from kept import CONFIG, without_times
 from test_cli import TINY_OPTIONS
 from worlds import TINY
 
-SMALL = [*TINY_OPTIONS.split(), "--tasks", "Pendulum-v1", "--seeds", "1", "--quiet", "--device", "cpu"]
+SMALL = [
+    *TINY_OPTIONS.split(),
+    "--policy.ring-capacity",
+    "400",
+    "--tasks",
+    "Pendulum-v1",
+    "--seeds",
+    "1",
+    "--quiet",
+    "--device",
+    "cpu",
+]
 
 
 def test_every_experiment_makes_sense_for_every_preset():
