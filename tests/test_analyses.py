@@ -268,18 +268,24 @@ def test_open_loop_errors_add_up_along_real_trajectories():
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    """A tiny run of each relative."""
+def trained(tmp_path_factory):
+    """A tiny run of the algorithm or of one of its relatives, by name."""
     folder = tmp_path_factory.mktemp("analyses")
-    for name, changes in {"dhmbpo": {}, **RELATIVES}.items():
-        config = changed(TINY, {**changes, "loop.steps_per_iteration": 20, "loop.checkpoint_every": 1})
-        dh.DHMBPO("Pendulum-v1", seeds=2, config=config).learn(80, out=folder / name)
-    return folder
+
+    def run(name: str) -> Path:
+        if not (folder / name).exists():
+            config = changed(
+                TINY, {**RELATIVES.get(name, {}), "loop.steps_per_iteration": 20, "loop.checkpoint_every": 1}
+            )
+            dh.DHMBPO("Pendulum-v1", seeds=2, config=config).learn(80, out=folder / name)
+        return folder / name
+
+    return run
 
 
-@pytest.mark.parametrize("name", ["dhmbpo", *RELATIVES])
-def test_lessons_of_every_relative(runs, name):
-    with opened(runs / name, "cpu") as model:
+@pytest.mark.parametrize("name", ["dhmbpo", "sac", *(pytest.param(x, marks=pytest.mark.slow) for x in ("svg", "mbpo"))])
+def test_lessons_of_every_relative(trained, name):
+    with opened(trained(name), "cpu") as model:
         (subject,) = subjects(model, (1,))
         found = targets.lesson(subject, 80, 3, jr.key(0))
     horizon = max(1, subject.config.horizons.training)
@@ -288,8 +294,8 @@ def test_lessons_of_every_relative(runs, name):
     assert 0 <= found.outside <= 1
 
 
-def test_a_run_s_own_critics_learn_again(runs):
-    with opened(runs / "dhmbpo", "cpu") as model:
+def test_a_run_s_own_critics_learn_again(trained):
+    with opened(trained("dhmbpo"), "cpu") as model:
         (subject,) = subjects(model, (0,))
         pairs = subject.drawn(8, jr.key(0))
         truth = np.linspace(-900.0, -100.0, 8)
@@ -302,8 +308,8 @@ def test_a_run_s_own_critics_learn_again(runs):
     assert np.any(curves[0].errors != curves[1].errors)
 
 
-def test_a_model_is_measured_on_what_it_saw_and_fitted_again_to_less(runs):
-    with opened(runs / "dhmbpo", "cpu") as model:
+def test_a_model_is_measured_on_what_it_saw_and_fitted_again_to_less(trained):
+    with opened(trained("dhmbpo"), "cpu") as model:
         (subject,) = subjects(model, (0,))
         parts = models.split(subject, 80, 1000)
         assert {name: len(rows.reward) for name, rows in parts.items()} == {"training": 64, "held out": 16}
@@ -324,7 +330,7 @@ def test_a_run_without_policies_cannot_be_analysed(tmp_path):
     ("words", "figure"),
     [
         (
-            "analyze critic-error RUN --pairs 4 --episodes 1 --horizon 5 --updates 8 --every 4 --repeats 2",
+            "analyze critic-error RUN --pairs 4 --episodes 1 --horizon 5 --updates 8 --every 4",
             "critic-error",
         ),
         ("analyze model RUN --horizon 4 --trajectories 4 --particles 2", "model-error"),
@@ -332,20 +338,21 @@ def test_a_run_without_policies_cannot_be_analysed(tmp_path):
         ("advise-horizon RUN --horizons 1 2 --states 32 --rollouts 4", "horizons"),
     ],
 )
-def test_analyses_as_commands(runs, words, figure, capsys):
+def test_analyses_as_commands(trained, words, figure, capsys):
+    run = trained("dhmbpo")
     for option in ("", " --json"):
-        arguments = (words + option).replace("RUN", str(runs / "dhmbpo")).split()
+        arguments = (words + option).replace("RUN", str(run)).split()
         assert _status([*arguments, "--seeds", "0"]) == 0
         out = capsys.readouterr().out
         found = json.loads(out) if option else out
         path = found["figure"] if option else out.split()[-1]
-        assert path == str(runs / "dhmbpo" / f"{figure}.png") and Path(path).stat().st_size > 10_000
+        assert path == str(run / f"{figure}.png") and Path(path).stat().st_size > 10_000
     assert list(found["seeds"]) == ["0"]
 
 
 @pytest.mark.parametrize("what", ["analyze model", "analyze critic-error", "advise-horizon"])
-def test_what_needs_a_model_says_so(runs, what, capsys):
-    assert _status([*what.split(), str(runs / "sac")]) == 2
+def test_what_needs_a_model_says_so(trained, what, capsys):
+    assert _status([*what.split(), str(trained("sac"))]) == 2
     assert "without one (preset sac)" in capsys.readouterr().err
 
 

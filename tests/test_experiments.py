@@ -127,6 +127,7 @@ def ended(process: subprocess.Popen, status: int = 0) -> str:
     return out + err
 
 
+@pytest.mark.slow
 def test_an_experiment_that_is_stopped_goes_on_where_it_was(tmp_path, capsys):
     words = ["--variants", "dhmbpo", "--steps", "400", "--loop.checkpoint-every", "1"]
     process = experiment(tmp_path / "parts", "ablation", *words)
@@ -153,6 +154,7 @@ def read_job_of(run: Path, steps: int) -> Job:
     return read_job(json.dumps(told))
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_does_not_stop_the_others(tmp_path):
     words = ["--variants", "dhmbpo", "--steps", "80", "--tasks", "NoSuchTask-v1", "Pendulum-v1"]
     said = ended(experiment(tmp_path, "ablation", *words), 1)

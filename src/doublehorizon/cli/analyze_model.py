@@ -143,6 +143,7 @@ def _draw(found: dict[int, Found], path: Path) -> None:
         loop.plot(steps, one.open_loop.standing_still, color=color, linestyle=":", label="if nothing changed")
     loop.set(title="open loop", xlabel="steps", ylabel="standard deviations of the observation", yscale="log")
     loop.legend(fontsize="x-small")
+    loop.xaxis.get_major_locator().set_params(integer=True)
     for axis in (bars, loop):
         axis.grid(alpha=0.3)
     save_figure(figure, path)
