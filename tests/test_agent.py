@@ -152,7 +152,7 @@ def test_the_actors_gradient_is_that_through_the_whole_rollout():
         return actor_objective(setting, policy, rollout, jnp.asarray(0.1))
 
     rollout, pull_back = jax.vjp(lambda nudges: roll(policy.actor, nudges), nudges)
-    ours = actor_gradient(setting, policy.actor, rollout, *pull_back(jax.grad(objective)(rollout)))
+    ours = actor_gradient(setting, policy.actor, rollout.obs, *pull_back(jax.grad(objective)(rollout)))
     directly = jax.grad(lambda actor: objective(roll(actor, nudges)))(policy.actor)
     for a, b in zip(leaves(ours), leaves(directly), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-6)

@@ -64,16 +64,16 @@ def slope_of_the_value(start: np.ndarray, speed: float, horizon: int) -> np.ndar
 
 
 def test_gradients_in_a_linear_quadratic_world_are_those_of_a_direct_computation():
-    states = np.random.default_rng(0).normal(size=(32, 1)).astype(np.float32)  # all of them are taken
-    found = gradients.measure(lq_subject(states, 0.25), (1, 3, 5), num_states=32, num_rollouts=4)
+    states = np.random.default_rng(0).normal(size=(128, 1)).astype(np.float32)  # all of them are taken
+    found = gradients.measure(lq_subject(states, 0.25), (1, 3, 5), num_states=128, num_rollouts=4)
     direct = np.stack([slope_of_the_value(states[:, 0], 0.25, t) for t in (1, 3, 5)])
     mean, size = direct.mean(1), 2  # the hand-made actor has two parameters, one of which does nothing
     bias = np.mean((direct - mean[-1]) ** 2, axis=1) / size**2
-    sem = np.sqrt(np.sum((direct - mean[:, None]) ** 2, axis=1) / (32 * 31)) / size
+    sem = np.sqrt(np.sum((direct - mean[:, None]) ** 2, axis=1) / (128 * 127)) / size
     np.testing.assert_allclose(found.bias, bias, rtol=2e-3)
     np.testing.assert_allclose(found.standard_error, sem, rtol=2e-3)
     apart = direct - direct[-1:]
-    chance = np.var(apart, axis=1, ddof=1) / 32
+    chance = np.var(apart, axis=1, ddof=1) / 128
     np.testing.assert_allclose(found.distance, ((mean - mean[-1]) ** 2 - chance) / size**2, rtol=2e-3, atol=1e-6)
     assert np.all(np.diff(found.standard_error) > 0)  # longer rollouts add up more of what differs
     # without chance in a rollout, all of a batch's noise is between states
@@ -90,6 +90,17 @@ def test_the_noise_of_a_single_rollout_is_seen_through_the_mean_of_many():
     assert found.num_states == 640 and found.num_rollouts == 8
 
 
+def test_members_that_disagree_make_single_rollouts_noisy():
+    # members drift by +-0.5: one step's slope is -2 (s + v +- 0.5), whose variance is 1; means of many rows hide it
+    states = np.zeros((128, 1), np.float32)
+    subject = lq_subject(states, 0.25)
+    world = line_world(drift=(0.5, -0.5))
+    found = gradients.measure(
+        replace(subject, state=eqx.tree_at(lambda s: s.world, subject.state, world)), (1, 2), 512, 8
+    )
+    assert found.noise[0] == pytest.approx(1.0 / 2**2 / TINY.policy.batch_size, rel=0.2)
+
+
 def test_advice_names_what_cannot_be_told_apart():
     def tradeoff(error, spread):
         zeros = np.zeros(3)
@@ -100,7 +111,11 @@ def test_advice_names_what_cannot_be_told_apart():
     vague = tradeoff([3.0, 1.0, 1.1], [0.1, 0.0, 0.1])
     assert vague.best == 3 and vague.candidates == [3, 5]
     assert gradients.advise([clear], 5).horizon == 3 and "Take 3 steps (now 5)" in gradients.advise([clear], 5).reason
-    for current, words in ((5, "5 is among them: keep it"), (1, "1 is worse: take 3")):
+    for current, words in (
+        (5, "5 is among them: keep it"),
+        (1, "1 is worse: take 3"),
+        (4, "4 was not compared: take 3"),
+    ):
         told = gradients.advise([vague, vague], current).reason
         assert "cannot tell 3 and 5 steps apart" in told and words in told
     other = tradeoff([1.0, 3.0, 3.0], [0.0, 0.1, 0.1])
@@ -192,6 +207,28 @@ def test_real_returns_by_hand():
         np.testing.assert_allclose(critics.true_values(crew, steady(0.5), pairs, how), [hand, 2.4], rtol=1e-3)
 
 
+class Windy(Track):
+    """Pays by chance."""
+
+    def step(self, action):
+        return np.zeros(1, np.float32), float(self.np_random.normal()), False, False, {}
+
+
+@pytest.mark.parametrize("repeat", [1, 2])
+def test_real_returns_have_the_environment_s_own_chance_and_go_on_beyond_its_time_limit(repeat):
+    config = changed(TINY, {"loop.time_limit": 3, "loop.action_repeat": repeat})
+    pair = [(np.zeros(1, np.float32), np.zeros(1, np.float32))]
+    env = factory(Windy, config.loop)
+    seat = Seat(Simulator(env(), describe(env(), config)), 0)
+    found = seat.appraise(0, steady(0.5), pair * 2, Appraisal(3, 4, 0.5, 0.0))
+    assert len(set(found.ravel().tolist())) == 6
+    limited = factory(lambda: gym.wrappers.TimeLimit(Track(), 3), config.loop)
+    seat = Seat(Simulator(limited(), describe(limited(), config)), 0)
+    start = [(np.full(1, 1.0, np.float32), np.zeros(1, np.float32))]
+    still = seat.appraise(0, steady(1e-6), start, Appraisal(1, 10, 1.0, 0.0))
+    np.testing.assert_allclose(still, 10.0 * repeat, rtol=1e-3)
+
+
 def test_a_sampled_action_has_the_density_that_is_told():
     rng = np.random.default_rng(0)
     weight, bias = np.zeros((1, 2), np.float32), np.array([0.3, 0.2], np.float32)
@@ -212,7 +249,7 @@ def test_environments_are_put_where_an_observation_was_made(name):
     obs = env.reset(3)
     for _ in range(3):
         obs, *_ = env.step(rng.uniform(-1, 1, env.spec.act_size))
-    twin.put(obs)
+    twin.put(obs, seed=4)
     act = rng.uniform(-1, 1, env.spec.act_size)
     (next_obs, reward, *_), (same_obs, same_reward, *_) = env.step(act), twin.step(act)
     np.testing.assert_allclose(next_obs, same_obs, atol=5e-3)
@@ -223,7 +260,7 @@ def test_an_environment_that_cannot_be_put_says_so():
     env = make("InvertedDoublePendulum-v5")
     simulator = Simulator(env, describe(env))
     with pytest.raises(dh.UserError, match="set_observation"):
-        simulator.put(simulator.reset(0))
+        simulator.put(simulator.reset(0), seed=0)
 
 
 def line_rows(count: int, seed: int = 0) -> Transition:
@@ -246,7 +283,13 @@ def test_a_model_that_is_right_has_no_error_and_one_that_drifts_has_that_of_its_
     scale = np.array([np.std(rows.next_obs), np.std(rows.act)])
     np.testing.assert_allclose(drifting.relative, 0.2 / scale, rtol=1e-3)
     # its members differ by 0.2, a deviation of 0.1 sqrt 2: 0.2 is within 1.96 of them, not within 0.67
+    still = models.accuracy(line_world(), replace_rewards(rows, 1.0))
+    assert still.relative[0] == 0.0 and still.rmse[0] > 0  # it never changes
     assert drifting.coverage == {0.5: 0.0, 0.8: 0.0, 0.95: 1.0}
+
+
+def replace_rewards(rows: Transition, value: float) -> Transition:
+    return eqx.tree_at(lambda r: r.reward, rows, jnp.full_like(rows.reward, value))
 
 
 def line_subject(rows: Transition, drift) -> Subject:
@@ -348,6 +391,12 @@ def test_analyses_as_commands(trained, words, figure, capsys):
         path = found["figure"] if option else out.split()[-1]
         assert path == str(run / f"{figure}.png") and Path(path).stat().st_size > 10_000
     assert list(found["seeds"]) == ["0"]
+
+
+@pytest.mark.slow
+def test_critics_are_not_compared_without_training_rollouts(trained, capsys):
+    assert _status(["analyze", "critic-error", str(trained("mbpo"))]) == 2
+    assert "no training rollouts" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("what", ["analyze model", "analyze critic-error", "advise-horizon"])

@@ -17,7 +17,7 @@ from doublehorizon.analysis import outcome
 from doublehorizon.analysis.curves import read_curves
 from doublehorizon.board import Board
 from doublehorizon.cli import _status
-from doublehorizon.crowd import Share, read_files, run_here, run_on_ray, write_files
+from doublehorizon.crowd import Share, read_files, run_here, run_on_ray, settled, write_files
 from doublehorizon.jobs import Job, is_done, read_job
 from doublehorizon.presets import PRESETS
 from doublehorizon.records import changed
@@ -67,12 +67,12 @@ def test_published_curves_stand_beside_ours(tmp_path, capsys):
         (folder / "eval.csv").write_text("step,time,reward,seed\n" + "\n".join(lines) + "\n")
         (folder / "progress.csv").write_text("time/time_elapsed\n120.0\n")
     (tmp_path / "authors" / "roll" / "no-roll").mkdir(parents=True)
-    theirs = "step,time,reward,seed\n0,0,7,0\n0,0,9,1\n30,0,10,0\n30,0,20,1\n50,0,99,0\n50,0,99,1\n"
+    theirs = "step,time,reward,seed\n0,0,7,0\n0,0,9,1\n38,0,10,0\n38,0,20,1\n50,0,99,0\n50,0,99,1\n0,0,9,2\n"
     (tmp_path / "authors" / "roll" / "no-roll" / "Pendulum-v1.csv").write_text(theirs)
     found = outcome.gather(jobs, tmp_path, STUDIES["ablation"], tmp_path / "authors")
     dhmbpo, svg = found.lines
     assert (dhmbpo.mean, dhmbpo.step, dhmbpo.seeds, dhmbpo.minutes, dhmbpo.published) == (4.0, 40, 2, 2.0, None)
-    assert svg.published == 15.0 and svg.mean == 5.0  # theirs at 30, the last test that is not behind ours
+    assert svg.published == 15.0 and svg.mean == 5.0  # theirs at 38, before ours; one of them ended at 0
     outcome.draw(found, "title", tmp_path / "curves.png")
     outcome.write_table(found, tmp_path / "results.csv")
     assert (tmp_path / "curves.png").stat().st_size > 10_000
@@ -82,7 +82,7 @@ def test_published_curves_stand_beside_ours(tmp_path, capsys):
     for one in two[2:]:
         (tmp_path / one.name).parent.mkdir(exist_ok=True)
         same = read_files(tmp_path / one.name.replace("Other", "Pendulum-v1"), {})
-        write_files(tmp_path / one.name, same, set(same))
+        write_files(tmp_path / one.name, same, set())
     both = outcome.gather(two, tmp_path, STUDIES["ablation"], None)
     assert both.scores["dhmbpo"]["mean"].value == pytest.approx(1.0) and both.scores["svg"]["IQM"].value == 1.25
 
@@ -95,14 +95,38 @@ def test_a_folder_is_mirrored_without_what_is_being_written(tmp_path):
         (there / name).write_text(name)
     first = read_files(there, known)
     assert set(first) == {"eval.csv", "checkpoints/20/state"}
-    write_files(here, first, set(known))
+    write_files(here, first, set())
+    (here / "report.html").write_text("somebody's own")
     (there / "eval.csv").write_text("longer than before")
     (there / "checkpoints" / "20" / "state").unlink()
+    before = set(known)
     second = read_files(there, known)
-    assert set(second) == {"eval.csv"} and read_files(there, known) == {}
-    write_files(here, second, set(known))
+    assert set(second) == {"eval.csv"} and before - set(known) == {"checkpoints/20/state"}
+    assert read_files(there, known) == {}
+    write_files(here, second, before - set(known))
     assert (here / "eval.csv").read_text() == "longer than before"
-    assert not (here / "checkpoints").exists()
+    assert not (here / "checkpoints" / "20").exists() and (here / "report.html").exists()
+
+
+def test_a_run_whose_last_test_is_missing_is_not_done(tmp_path):
+    one = job()
+    dh.DHMBPO(one.task, seeds=2, config=one.config).learn(80, out=tmp_path)
+    assert is_done(one, tmp_path) and not is_done(replace(one, steps=100), tmp_path)
+    lines = (tmp_path / "eval.csv").read_text().splitlines(keepends=True)
+    (tmp_path / "eval.csv").write_text("".join(line for line in lines if not line.startswith("80,")))
+    assert not is_done(one, tmp_path)
+
+
+def test_runs_ask_a_cluster_for_what_one_of_its_nodes_has():
+    def node(cores: float, gpus: float = 0, alive: bool = True) -> dict:
+        return {"Alive": alive, "Resources": {"CPU": float(cores), "GPU": float(gpus)}}
+
+    nodes = [node(64), node(4, 1), node(128, 8, alive=False)]
+    assert settled(Share(), 8, nodes) == Share(1.0, 4.0)  # the GPU's node has 4 cores only
+    assert settled(Share(gpus=0.0), 8, nodes) == Share(0.0, 8.0)
+    assert settled(Share(cores=2.0), 8, nodes) == Share(1.0, 2.0)
+    with pytest.raises(dh.UserError, match=r"asks for 8 core\(s\) and 1 GPU\(s\), but no node"):
+        settled(Share(cores=8.0), 8, nodes)
 
 
 def test_mistakes_are_told_in_one_line(capsys, tmp_path):
@@ -111,6 +135,7 @@ def test_mistakes_are_told_in_one_line(capsys, tmp_path):
         (["ablation", "--on", "moon"], "--on is 'moon'"),
         (["ablation", "--variants", "mpbo"], "has no variant 'mpbo'"),
         (["ablation", "--seeds", "0"], "--seeds is 0"),
+        (["ablation", "--tasks", "Pendulum-v1", "Pendulum-v1"], "two runs would be in the folder Pendulum-v1/dhmbpo"),
     ):
         assert _status(["experiment", *words, "--out", str(tmp_path)]) == 2
         assert told in capsys.readouterr().err
@@ -158,7 +183,9 @@ def read_job_of(run: Path, steps: int) -> Job:
 def test_a_run_that_fails_does_not_stop_the_others(tmp_path):
     words = ["--variants", "dhmbpo", "--steps", "80", "--tasks", "NoSuchTask-v1", "Pendulum-v1"]
     said = ended(experiment(tmp_path, "ablation", *words), 1)
-    assert "1 run(s) failed" in said and "NoSuchTask" in said
+    assert "1 of 2 run(s) failed" in said and "NoSuchTask" in said
+    alone = ["--variants", "dhmbpo", "--steps", "20", "--tasks", "Pendulum-v1"]
+    assert "begins with 40 random steps" in ended(experiment(tmp_path / "short", "ablation", *alone), 1)
     assert len(read_curves(tmp_path / "Pendulum-v1" / "dhmbpo" / "eval.csv")) == 1
 
 

@@ -17,7 +17,7 @@ from doublehorizon.records import changed, from_json, to_json
 from doublehorizon.rollouts import Ring, no_nudges, training_rollout
 from doublehorizon.runs import read_rows
 from doublehorizon.types import Task, Transition
-from doublehorizon.updates import Policy, Setting, critic_target, draw_chance, path_for_critics
+from doublehorizon.updates import Policy, Setting, critic_target, draw_chance, path_for_critics, start_rollout
 from doublehorizon.values import Bounds, follow_bounds
 from kept import CONFIG, differences
 from worlds import ConstantActor, line_world
@@ -67,6 +67,16 @@ def test_the_target_of_a_single_step_by_hand(name):
     assert {7.0} == set(np.asarray(target)[alive == 0].tolist())  # behind an end there is nothing
 
 
+def test_a_reward_of_one_s_own_counts_for_real_steps_too():
+    task = Task(1, 1, None, reward=lambda obs, act, next_obs: 10.0 * next_obs[..., 0])
+    config = changed(SMALL["sac"], {"policy.batch_size": 8})
+    setting, policy = Setting(config, task, line_world()), policy_of(ConstantActor(jnp.array(0.25)))
+    chance = draw_chance(setting, Ring(steps_of_the_past(4), jnp.array(0), jnp.array(8)), jr.key(1))
+    rollout = start_rollout(setting, policy, chance, no_nudges(task, chance.noise))
+    path = path_for_critics(setting, policy, chance, rollout)
+    np.testing.assert_allclose(path.reward[0], 10.0 * chance.start.next_obs[:, 0])
+
+
 def test_the_bounds_of_a_single_step_come_from_its_reward_and_from_what_the_policy_does_now():
     config = changed(SMALL["sac"], {"policy.batch_size": 8, "critic.quantile": 0.0, "critic.bounds": "all"})
     setting, policy = Setting(config, TASK, line_world()), policy_of(ConstantActor(jnp.array(0.25)))
@@ -98,6 +108,10 @@ def test_relatives_differ_in_values_alone():
         ({"model.members": 0}, "model.members is 0, but it must be at least 2"),
         ({"horizons.training": -1}, "horizons.training is -1, but it must be at least 0"),
         ({"loop.steps_per_turn": 20}, "loop.steps_per_turn is 20, but it must be None where there is a model"),
+        (
+            {**RELATIVES["sac"], "policy.updates_per_step": 1.5},
+            "policy.updates_per_step is 1.5, but it must be",
+        ),
         ({**RELATIVES["sac"], "loop.steps_per_turn": 7}, "loop.steps_per_turn is 7, but it must be a multiple of 5"),
     ],
 )

@@ -69,7 +69,7 @@ def _give_up(progress: Progress, view: View, how_wrong: str) -> None:
 def check_reward(progress: Progress, batch: Batch, view: View) -> None:
     """Says, once, where a user's reward function differs from the rewards of the first steps."""
     reward: Any = progress.task.reward
-    if reward is None or progress.iteration > 0:
+    if reward is None or progress.step > 0:
         return
     given = np.asarray(reward(batch["obs"], batch["act"], batch["next_obs"]))
     apart = np.abs(given - batch["reward"])

@@ -285,6 +285,9 @@ class Config:
             wanted = math.lcm(self.policy.refresh_every, self.fit.held_out_every)
             what = f"a multiple of {wanted} (policy.refresh_every and fit.held_out_every)"
             require(turn > 0 and turn % wanted == 0, "loop.steps_per_turn", turn, what)
+            ratio, per_turn = self.policy.updates_per_step, turn * self.policy.updates_per_step
+            whole = f"such that a turn has a multiple of policy.refresh_every ({self.policy.refresh_every}) updates"
+            require(per_turn > 0 and per_turn % self.policy.refresh_every == 0, "policy.updates_per_step", ratio, whole)
         if steps is not None:
             require(
                 steps > 0 and steps % multiple == 0,

@@ -102,6 +102,7 @@ class _Ray:
 
     def run(self, jobs: list[Job]) -> dict[str, str]:
         problems: dict[str, str] = {}
+        self._share = settled(self._share, max((job.seeds for job in jobs), default=1), self._ray.nodes())
         waiting = {self._submit(job): job for job in jobs}
         while waiting:
             done, _ = self._ray.wait(list(waiting), timeout=0.2)
@@ -115,20 +116,21 @@ class _Ray:
         return problems
 
     def _submit(self, job: Job) -> Any:
-        nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
-        most = max((node.get("CPU", 0.0) for node in nodes), default=1.0)
-        gpus, cores = self._share.gpus, self._share.cores
-        gpus = float(any(node.get("GPU", 0.0) >= 1 for node in nodes)) if gpus is None else gpus
-        cores = max(1.0, min(float(job.seeds), most)) if cores is None else cores
-        task = self._ray.remote(max_retries=0, num_gpus=gpus, num_cpus=cores)(_remote)
-        return task.remote(job.text(), read_files(self._root / job.name, {}), self._mail)
+        asked = {"num_gpus": self._share.gpus, "num_cpus": self._share.cores}
+        task = self._ray.remote(max_retries=0, **asked)(_remote)
+        return task.remote(job.text(), self._share, read_files(self._root / job.name, {}), self._mail)
 
     def _receive(self, answer: Any, job: Job, problems: dict[str, str]) -> Any:
         """What became of a job; if it was lost, its next answer."""
         exceptions = self._ray.exceptions
         try:
             status, words = self._ray.get(answer)
-        except (exceptions.WorkerCrashedError, exceptions.NodeDiedError, exceptions.ObjectLostError) as problem:
+        except (
+            exceptions.WorkerCrashedError,
+            exceptions.NodeDiedError,
+            exceptions.ObjectLostError,
+            exceptions.OutOfMemoryError,
+        ) as problem:
             self._losses[job.name] = self._losses.get(job.name, 0) + 1
             if self._losses[job.name] <= _MOST_LOSSES:
                 self._board.tell(job.name, "waiting", "its node was lost; it goes on from its last checkpoint")
@@ -142,25 +144,45 @@ class _Ray:
 
     def _read_mail(self) -> None:
         while self._mail.qsize():
-            name, where, changed, kept = self._mail.get()
+            name, where, changed, gone = self._mail.get()
             if self._board.rows[name].state != "running" or self._board.rows[name].note != where:
                 self._board.tell(name, "running", where)
-            write_files(self._root / name, changed, kept)
+            write_files(self._root / name, changed, gone)
 
 
-def _remote(text: str, files: Files, mail: Any) -> tuple[int, str]:
+def settled(share: Share, seeds: int, nodes: list[dict[str, Any]]) -> Share:
+    """What each job asks for, decided once: some node must be able to give all of it."""
+    alive = [node["Resources"] for node in nodes if node["Alive"]]
+    gpus = share.gpus
+    if gpus is None:
+        gpus = float(any(node.get("GPU", 0.0) >= 1 for node in alive))
+    fit = [node.get("CPU", 0.0) for node in alive if node.get("GPU", 0.0) >= gpus]
+    cores = max(1.0, min(float(seeds), max(fit, default=1.0))) if share.cores is None else share.cores
+    if not any(most >= cores for most in fit):
+        offers = ", ".join(f"{node.get('CPU', 0):g} cores and {node.get('GPU', 0):g} GPUs" for node in alive)
+        raise UserError(
+            f"each run asks for {cores:g} core(s) and {gpus:g} GPU(s), but no node of the cluster has them. Nodes: "
+            f"{offers or 'none'}. Ask for less with --cores and --gpus."
+        )
+    return Share(gpus, cores)
+
+
+def _remote(text: str, share: Share, files: Files, mail: Any) -> tuple[int, str]:
     """A job on some node: in a folder of its own, whose changes are sent."""
     job = work.read_job(text)
+    if 0 < (share.gpus or 0) < 1:  # it is not alone on its GPU, of which JAX would take most
+        os.environ["XLA_PYTHON_CLIENT_MEM_FRACTION"] = f"{0.9 * (share.gpus or 0):.2f}"
     with tempfile.TemporaryDirectory(prefix="doublehorizon-") as scratch, tempfile.TemporaryFile() as log:
         folder = Path(scratch) / "run"
-        write_files(folder, files, set(files))
+        write_files(folder, files, set())
         known: dict[str, tuple[int, int]] = {}
         read_files(folder, known)  # which the other side has
 
         def send() -> None:
+            before = set(known)
             changed = read_files(folder, known)
-            if changed:
-                mail.put((job.name, f"on {os.uname().nodename}", changed, set(known)))
+            if changed or before - set(known):
+                mail.put((job.name, f"on {os.uname().nodename}", changed, before - set(known)))
 
         process = work.start(job, folder, log)
         try:
@@ -199,15 +221,16 @@ def read_files(folder: Path, known: dict[str, tuple[int, int]]) -> Files:
     return found
 
 
-def write_files(folder: Path, changed: Files, kept: set[str]) -> None:
-    """Makes a folder like another one: writes what has changed, then removes what is not there any more."""
+def write_files(folder: Path, changed: Files, gone: set[str]) -> None:
+    """Does to a folder what has happened to another one: writes what has changed, then removes what is gone there.
+    What somebody else has put into it stays."""
     for name, content in changed.items():
         write_file(folder / name, content)
-    for path in sorted(folder.rglob("*"), reverse=True) if folder.is_dir() else ():
-        if path.is_file() and str(path.relative_to(folder)) not in kept:
-            path.unlink()
-        elif path.is_dir() and not any(path.iterdir()):
-            path.rmdir()
+    for name in gone:
+        (folder / name).unlink(missing_ok=True)
+        parent = (folder / name).parent
+        if parent != folder and parent.is_dir() and not any(parent.iterdir()):
+            parent.rmdir()
 
 
 def _import_ray() -> Any:
@@ -218,7 +241,7 @@ def _import_ray() -> Any:
     return ray
 
 
-def failed(problems: dict[str, str]) -> RunError:
+def failed(problems: dict[str, str], total: int) -> RunError:
     """What to say where some jobs have failed."""
     lines = [f"{name}: {words}" for name, words in problems.items()]
-    return RunError(f"{len(lines)} run(s) failed; the others are complete.\n" + "\n".join(lines))
+    return RunError(f"{len(lines)} of {total} run(s) failed.\n" + "\n".join(lines))

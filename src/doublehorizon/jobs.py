@@ -62,7 +62,7 @@ def is_done(job: Job, folder: Path) -> bool:
             "for what was asked for then."
         )
     state = state_of(folder)
-    return state.state != "running" and state.step >= job.steps
+    return state.state == "done" and state.step >= job.steps
 
 
 def start(job: Job, folder: Path, log: IO[bytes]) -> subprocess.Popen:
@@ -93,8 +93,14 @@ def work(job: Job, folder: Path) -> None:
     if steps_kept(folder):
         DHMBPO.load(folder, env=job.task, device=job.device).resume(folder, job.steps)
         return
-    shutil.rmtree(folder, ignore_errors=True)  # it ended before its first checkpoint
+    if (folder / "config.json").exists():  # it ended before its first checkpoint
+        shutil.rmtree(folder, ignore_errors=True)
     model = DHMBPO(job.task, seed=job.seed, seeds=job.seeds, config=job.config, device=job.device)
+    if job.steps < model.random_timesteps:
+        raise UserError(
+            f"{job.steps} steps were asked for, but training begins with {model.random_timesteps} random steps and "
+            "learns after them."
+        )
     model.learn(job.steps, out=folder)
 
 

@@ -112,6 +112,7 @@ def _choose(
 
 
 def taken_step(
+    task: Task,
     world: World,
     actor: Actor,
     step: Transition,
@@ -121,12 +122,13 @@ def taken_step(
     """A step of the past as a rollout of one step, behind which the policy acts as it does now. `log_prob` is that of
     what the policy would do now in the first state."""
     next_act, next_log_prob = _choose(actor(world.obs_normalizer.normalize(step.next_obs)), noise)
+    reward = step.reward if task.reward is None else task.reward(step.obs, step.act, step.next_obs)
     alive = 1.0 - step.terminated
     return Rollout(
         obs=jnp.stack([step.obs, step.next_obs]),
         act=jnp.stack([step.act, next_act]),
         log_prob=jnp.stack([log_prob, next_log_prob]),
-        reward=step.reward[None],
+        reward=reward[None],
         alive=jnp.stack([jnp.ones_like(alive), alive]),
     )
 

@@ -113,9 +113,10 @@ def state_of(folder: Path) -> State:
     try:
         run = read_run(folder)
         step, last = _progress_of(run)
+        tested = max(run.evaluations(), default=run.steps)  # its last test may still be missing
     except UserError as problem:
         return State(str(folder), "?", 0, 0, 0, None, str(problem))
-    state = "running" if _is_locked(folder) else "done" if step >= run.steps else "stopped"
+    state = "running" if _is_locked(folder) else "done" if min(step, tested) >= run.steps else "stopped"
     return State(str(folder), run.name, len(run.seeds), step, run.steps, last, state)
 
 

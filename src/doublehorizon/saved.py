@@ -75,6 +75,18 @@ def read_step(folder: Path, step: int) -> Saved:
         raise UserError(f"the checkpoint at step {step} of {folder} cannot be used: {problem}.") from problem
 
 
+def learnt_steps(folder: Path) -> list[int]:
+    """The checkpoints at which something had been learnt, but for those that cannot be read."""
+
+    def is_learnt(step: int) -> bool:
+        try:
+            return bool(_read_about(present(folder / "checkpoints" / str(step)))["learnt"])
+        except (DamageError, UserError, LookupError):
+            return False
+
+    return [step for step in steps_kept(folder) if is_learnt(step)]
+
+
 def restore(
     saved: Saved, spec: EnvSpec, devices: Devices | None = None, knowledge: Knowledge | None = None
 ) -> tuple[Progress, list[str]]:

@@ -158,10 +158,11 @@ class Seat:
         return found
 
     def _soft_return(self, policy: NumpyPolicy, obs: np.ndarray, act: np.ndarray, how: Appraisal, rng: Any) -> float:
-        self.simulator.put(obs)
+        self.simulator.put(obs, int(rng.integers(2**31)))
         total, weight = 0.0, 1.0
         for _ in range(how.horizon):
-            obs, reward, ended, _ = self.simulator.step(act)
+            self._touch(0)
+            obs, reward, ended, _ = self.simulator.step(act, endless=True)
             total, weight = total + weight * reward, weight * how.discount
             if ended:
                 break

@@ -41,7 +41,7 @@ STUDIES = {
         "what do distribution and training rollouts contribute?",
         {
             "dhmbpo": Variant({}, _MAIN),
-            "svg": Variant(RELATIVES["svg"], ("roll/no-roll",)),
+            "svg": Variant(RELATIVES["svg"], ("ablation/no-roll", "roll/no-roll")),
             "mbpo": Variant(RELATIVES["mbpo"], ("roll/no-t-roll",)),
             "sac": Variant(RELATIVES["sac"], ("gym/sac", "dmc/sac")),
         },
@@ -50,7 +50,7 @@ STUDIES = {
         "how long should distribution rollouts be?",
         _each(
             "horizons.distribution",
-            {20: _MAIN, 0: ("roll/no-roll",), 10: ("d_roll_len/10",), 40: ("d_roll_len/40",)},
+            {20: _MAIN, 0: ("ablation/no-roll", "roll/no-roll"), 10: ("d_roll_len/10",), 40: ("d_roll_len/40",)},
         ),
     ),
     "tr-horizon": Study(

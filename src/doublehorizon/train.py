@@ -156,22 +156,34 @@ def _iterate(progress: Progress, crew: Crew, clock: Clock, view: View) -> Metric
     clock.start()
     learns = progress.policies is not None
     steps = progress.turn_steps if learns else progress.iteration_steps
-    metrics = None
+    metrics, ends = None, []
     while progress.begun < progress.iteration_steps:
         view.phase("collecting")
         batch = crew.collect(progress.policies, steps, progress.step)
         _tell_notes(crew, view)
-        ends = check_termination(progress, batch, view)
+        ends.append(check_termination(progress, batch, view))
         check_reward(progress, batch, view)
         progress.begun += steps
         progress.store(batch)
         progress.episodes = crew.episodes
         clock.lap("time/collect_seconds")
         if learns or progress.iteration + 1 >= progress.first_fit:
-            metrics = ends | learn(progress, clock, view)
+            metrics = learn(progress, clock, view)
     progress.completed()
     progress.seconds = clock.total()
-    return metrics
+    return None if metrics is None else _mean_of_turns(ends) | metrics
+
+
+def _mean_of_turns(turns: list[Metrics]) -> Metrics:
+    """Figures of the steps that were collected; those of turns in which there was nothing to count do not count."""
+    if len(turns) == 1:
+        return turns[0]
+    stacked = {name: np.stack([turn[name] for turn in turns]).astype(np.float64) for name in turns[0]}
+    counted = {name: np.isfinite(values) for name, values in stacked.items()}
+    with np.errstate(invalid="ignore"):  # nothing to count in any turn
+        return {
+            name: np.where(counted[name], values, 0.0).sum(0) / counted[name].sum(0) for name, values in stacked.items()
+        }
 
 
 def _tell_notes(crew: Crew, view: View) -> None:

@@ -96,7 +96,7 @@ def joint_update(setting: Setting, policy: Policy, moments: Moments, chance: Cha
 
     temperature = jnp.exp(policy.log_temperature)
     objective, slope = jax.value_and_grad(lambda path: actor_objective(setting, policy, path, temperature))(rollout)
-    gradient = actor_gradient(setting, policy.actor, rollout, *pull_back(jax.tree.map(jnp.negative, slope)))
+    gradient = actor_gradient(setting, policy.actor, rollout.obs, *pull_back(jax.tree.map(jnp.negative, slope)))
     entropy = -jnp.mean(rollout.log_prob[0])
     surplus = entropy - config.policy.target_entropy_per_action * task.act_size
     # temperature * surplus is also its own slope in the log: entropy above its target lowers the temperature
@@ -135,7 +135,8 @@ def path_for_critics(setting: Setting, policy: Policy, chance: Chance, rollout: 
     """What the critics learn from: the training rollout or, without one, the steps of the past."""
     if not isinstance(chance.start, Transition):
         return rollout
-    return taken_step(setting.world, policy.actor, chance.start, rollout.log_prob[0], chance.next_act)
+    start, log_prob = chance.start, rollout.log_prob[0]
+    return taken_step(setting.task, setting.world, policy.actor, start, log_prob, chance.next_act)
 
 
 def critic_update(
@@ -197,7 +198,9 @@ def actor_objective(
     return jnp.mean(expand_value(rollout, last_q, temperature, setting.config.policy.discount))
 
 
-def actor_gradient(setting: Setting, actor: Actor, rollout: Rollout, slopes: Float[Array, "states batch out"]) -> Actor:
+def actor_gradient(
+    setting: Setting, actor: Actor, visited: Float[Array, "states batch obs"], slopes: Float[Array, "states batch out"]
+) -> Actor:
     """The slope of the actor's weights, given that of its words in every step. The weights act on a rollout through
     these words alone, so the states of all steps go through the actor side by side, once, instead of adding up the
     slopes of its weights step by step."""
@@ -205,7 +208,7 @@ def actor_gradient(setting: Setting, actor: Actor, rollout: Rollout, slopes: Flo
     def rows(x: Float[Array, "states batch n"]) -> Float[Array, "rows n"]:
         return x.reshape(-1, x.shape[-1])
 
-    obs = rows(setting.world.obs_normalizer.normalize(rollout.obs))
+    obs = rows(setting.world.obs_normalizer.normalize(visited))
     _, pull_back = jax.vjp(lambda actor: actor(obs), actor)
     (gradient,) = pull_back(rows(slopes))
     return gradient

@@ -99,7 +99,7 @@ def estimate_q(
     setting: Setting, policy: Policy, pairs: Transition, rollouts: int, key: PRNGKeyArray
 ) -> Float[Array, " pairs"]:
     """What critics are trained towards for these pairs: the value expanded along training rollouts, with the target
-    critics behind the last step; the mean over so many rollouts each."""
+    critics behind the last step; the mean over so many rollouts each. There must be a training rollout."""
     config, task, world = setting.config, setting.task, setting.world
     key_first, key_noise, key_critics = jr.split(key, 3)
     temperature = jnp.exp(policy.log_temperature)
@@ -109,8 +109,6 @@ def estimate_q(
         raw = critic_values(policy.target_critics, world.obs_normalizer.normalize(obs), act)
         return policy.bounds.clip(jnp.min(policy.bounds.scale(raw[chosen]), axis=0))
 
-    if config.horizons.training == 0:
-        return least(pairs.obs, pairs.act)
     obs, act = as_rows(pairs.obs, rollouts), as_rows(pairs.act, rollouts)
     first = draw_noise(task, 1, obs.shape[0], key_first)
     step_noise, ends = jax.tree.map(lambda x: x[0], (first.step, first.ends))

@@ -18,12 +18,12 @@ from jaxtyping import Array, Float, Key, PRNGKeyArray
 
 from doublehorizon.analysis.subject import Subject, as_rows
 from doublehorizon.errors import UserError
-from doublehorizon.networks import Actor
 from doublehorizon.rollouts import RolloutNoise, draw_noise, no_nudges, training_rollout
-from doublehorizon.updates import Policy, Setting, actor_objective
+from doublehorizon.updates import Policy, Setting, actor_gradient, actor_objective
 
 HORIZONS = (1, 3, 5, 7, 9)
 GROUPS = 16  # of states; how their sums differ says how sure a figure is
+_SIDE_BY_SIDE = 8  # states that are rolled out at once
 
 
 class Sums(eqx.Module):
@@ -95,7 +95,8 @@ def advise(found: list[Tradeoff], current: int) -> Advice:
     else:
         names = f"{', '.join(map(str, possible[:-1]))} and {possible[-1]}"
         horizon = current if current in possible else _least_wrong(found, possible)
-        choice = f"{current} is among them: keep it" if horizon == current else f"{current} is worse: take {horizon}"
+        verdict = "is worse" if current in horizons else "was not compared"
+        choice = f"{current} is among them: keep it" if horizon == current else f"{current} {verdict}: take {horizon}"
         why = f"These data cannot tell {names} steps apart; {choice}. More --states would tell more."
     caution = (
         f"What {longest} steps say counts as the truth here, with the model's own errors in it: whether the model is "
@@ -132,7 +133,8 @@ def measure(
     horizons = tuple(sorted(set(horizons)))
     multiple = 2 * max(1, subject.config.model.members)
     num_rollouts = -(-num_rollouts // multiple) * multiple
-    num_states = -(-max(num_states, 2 * GROUPS) // GROUPS) * GROUPS
+    multiple = GROUPS * _SIDE_BY_SIDE
+    num_states = -(-num_states // multiple) * multiple
     if horizons[0] < 1 or len(horizons) < 2:
         raise UserError(f"the horizons are {horizons}, but at least two are needed, of 1 step or more.")
     key_states, key_chance = jr.split(jr.key(0) if key is None else key)
@@ -155,40 +157,51 @@ def _sums(
     states: Float[Array, "states obs"],
     keys: Key[Array, " states"],
 ) -> Sums:
-    """One state after the other."""
+    """Some states after others. Those that are rolled out side by side share the members of the model evenly among all
+    of their rows, as the rows of a batch in training do, not each among its own."""
 
-    def one_state(sums: Sums, state_and_key: tuple[Float[Array, " obs"], PRNGKeyArray]) -> tuple[Sums, None]:
-        state, key = state_and_key
-        start = as_rows(state[None], num_rollouts // 2)
-        halves = jnp.stack([_gradients(setting, policy, horizons, start, k) for k in jr.split(key)])
+    def some_states(sums: Sums, states_and_keys: tuple[Array, Array]) -> tuple[Sums, None]:
+        some, keys = states_and_keys
+        start = as_rows(some, num_rollouts // 2)
+        halves = jnp.stack([_gradients(setting, policy, horizons, start, k) for k in jr.split(keys[0])])
         gradient = jnp.mean(halves, axis=0)
         found = Sums(
-            gradient=gradient,
-            square=jnp.sum(jnp.square(gradient), axis=-1),
-            from_truth=jnp.sum(jnp.square(gradient - gradient[-1:]), axis=-1),
-            between_halves=jnp.sum(jnp.square(halves[0] - halves[1]), axis=-1),
+            gradient=jnp.sum(gradient, axis=0),
+            square=jnp.sum(jnp.square(gradient), axis=(0, 2)),
+            from_truth=jnp.sum(jnp.square(gradient - gradient[:, -1:]), axis=(0, 2)),
+            between_halves=jnp.sum(jnp.square(halves[0] - halves[1]), axis=(0, 2)),
         )
         return jax.tree.map(jnp.add, sums, found), None
 
     nothing = jnp.zeros(len(horizons))
     no_gradient = jnp.zeros((len(horizons), ravel_pytree(policy.actor)[0].size))
+    several = (states.reshape(-1, _SIDE_BY_SIDE, states.shape[-1]), keys.reshape(-1, _SIDE_BY_SIDE))
     with jax.default_matmul_precision(setting.config.precision):
-        return jax.lax.scan(one_state, Sums(no_gradient, nothing, nothing, nothing), (states, keys))[0]
+        return jax.lax.scan(some_states, Sums(no_gradient, nothing, nothing, nothing), several)[0]
 
 
 def _gradients(
     setting: Setting, policy: Policy, horizons: tuple[int, ...], start: Float[Array, "rows obs"], key: PRNGKeyArray
-) -> Float[Array, "horizon parameters"]:
-    """Of the mean value of these rows, by horizon. Longer rollouts begin as the shorter ones do."""
+) -> Float[Array, "states horizon parameters"]:
+    """Of each state's mean value over its rows, by horizon. Longer rollouts begin as the shorter ones do."""
     noise = draw_noise(setting.task, horizons[-1], start.shape[0], key)
     temperature = jnp.exp(policy.log_temperature)
 
-    def value(actor: Actor, horizon: int) -> Float[Array, ""]:
-        chance = _beginning(noise, horizon)
-        path = training_rollout(setting.task, setting.world, actor, start, chance, no_nudges(setting.task, chance))
-        return actor_objective(setting, policy, path, temperature)
+    def by_state(x: Float[Array, "steps rows n"]) -> Float[Array, "states steps share n"]:
+        return jnp.swapaxes(x.reshape(x.shape[0], _SIDE_BY_SIDE, -1, x.shape[-1]), 0, 1)
 
-    return jnp.stack([ravel_pytree(jax.grad(value)(policy.actor, horizon))[0] for horizon in horizons])
+    def one_horizon(horizon: int) -> Float[Array, "states parameters"]:
+        chance = _beginning(noise, horizon)
+        path, pull_back = jax.vjp(
+            lambda nudges: training_rollout(setting.task, setting.world, policy.actor, start, chance, nudges),
+            no_nudges(setting.task, chance),
+        )
+        slope = jax.grad(lambda path: _SIDE_BY_SIDE * actor_objective(setting, policy, path, temperature))(path)
+        (words,) = pull_back(slope)
+        gradient = jax.vmap(lambda visited, slopes: actor_gradient(setting, policy.actor, visited, slopes))
+        return jax.vmap(lambda one: ravel_pytree(one)[0])(gradient(by_state(path.obs), by_state(words)))
+
+    return jnp.stack([one_horizon(horizon) for horizon in horizons], axis=1)
 
 
 def _beginning(noise: RolloutNoise, horizon: int) -> RolloutNoise:

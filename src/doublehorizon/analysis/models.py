@@ -23,6 +23,7 @@ from doublehorizon.types import Task, Transition
 
 LEVELS = (0.5, 0.8, 0.95)
 _ROWS_AT_ONCE = 2048
+_CONSTANT = 1e-4  # a deviation below this is none, as in normalizer.py
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,8 @@ class Accuracy:
     rows: int
     rmse: tuple[float, ...]
     relative: tuple[float, ...]
-    """The same, divided by the standard deviation of what is predicted: 1 is as bad as predicting its mean."""
+    """The same, divided by the standard deviation of what is predicted: 1 is as bad as predicting its mean. 0 where
+    that never changes."""
     coverage: dict[float, float]
     """Share of numbers within the model's own interval of each level; equal to the level if the model knows what it
     does not know."""
@@ -71,7 +73,8 @@ def accuracy(world: World, rows: Transition) -> Accuracy:
     target = np.asarray(raw_target(rows.obs, rows.reward, rows.next_obs), np.float64)
     rmse = np.sqrt(np.mean(error**2, axis=0))
     within = {level: float(np.mean(np.abs(error) <= stats.norm.ppf(0.5 + level / 2) * deviation)) for level in LEVELS}
-    relative = rmse / np.maximum(target.std(0), 1e-8)
+    std = target.std(0)
+    relative = np.where(std > _CONSTANT, rmse / np.maximum(std, _CONSTANT), 0.0)
     return Accuracy(count, tuple(rmse.tolist()), tuple(relative.tolist()), within)
 
 

@@ -8,9 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from doublehorizon.analysis.aggregate import Interval, Scores, aggregate
-from doublehorizon.analysis.curves import Curves, common_steps, find_curves, mean_and_interval, read_curves
+from doublehorizon.analysis.curves import Curves, common_steps, mean_and_interval, read_curves
 from doublehorizon.analysis.figures import COLORS, draw_aggregates, new_figure, save_figure
-from doublehorizon.errors import UserError
 from doublehorizon.jobs import Job
 from doublehorizon.runs import read_rows
 from doublehorizon.studies import Study
@@ -28,6 +27,7 @@ class Line:
     half: float
     published: float | None
     minutes: float
+    complete: bool
 
 
 @dataclass(frozen=True)
@@ -35,55 +35,73 @@ class Outcome:
     """Curves, and published ones where there are any, by task and variant; and the table."""
 
     curves: dict[str, dict[str, Curves]]
-    published: dict[str, dict[str, Curves]]
+    published: dict[str, dict[str, dict[int, float]]]
+    """Mean returns by step."""
     lines: list[Line]
     scores: dict[str, dict[str, Interval]]
     """Over tasks, in units of the first variant's mean; empty for a single task."""
 
 
 def gather(jobs: list[Job], root: Path, study: Study, reference: Path | None) -> Outcome:
-    """Reads the runs that are complete."""
+    """Reads all runs that have been tested at least once."""
     curves: dict[str, dict[str, Curves]] = {}
-    published: dict[str, dict[str, Curves]] = {}
+    published: dict[str, dict[str, dict[int, float]]] = {}
     lines = []
     for job in jobs:
-        if not (root / job.name / "eval.csv").exists():
+        path = root / job.name / "eval.csv"
+        if not path.exists() or not read_rows(path):
             continue
-        ours = find_curves(root / job.name)
+        ours = read_curves(path)
         theirs = _published(reference, study.variants[job.variant].published, job.task)
         curves.setdefault(job.task, {})[job.variant] = ours
-        if theirs is not None:
+        if theirs:
             published.setdefault(job.task, {})[job.variant] = theirs
         lines.append(_line(job, root / job.name, ours, theirs))
     return Outcome(curves, published, lines, _scores(curves))
 
 
-def _published(reference: Path | None, folders: tuple[str, ...], task: str) -> Curves | None:
+def _published(reference: Path | None, folders: tuple[str, ...], task: str) -> dict[int, float]:
+    """The mean of the runs that got so far, at each step that at least half of all runs have reached."""
     name = f"{task.rsplit('/', 1)[-1]}.csv"
     paths = [] if reference is None else [reference / folder / name for folder in folders]
-    return next((read_curves(path) for path in paths if path.is_file()), None)
+    runs = next((list(read_curves(path).values()) for path in paths if path.is_file()), [])
+    found = {}
+    for step in sorted({step for run in runs for step in run}):
+        values = [run[step] for run in runs if step in run]
+        if 2 * len(values) >= len(runs):
+            found[step] = float(np.mean(values))
+    return found
 
 
-def _line(job: Job, folder: Path, ours: Curves, theirs: Curves | None) -> Line:
+def _line(job: Job, folder: Path, ours: Curves, theirs: dict[int, float]) -> Line:
     step = common_steps(ours)[-1]
     mean, half = mean_and_interval(ours, [step])
-    beside = None
-    if theirs is not None:
-        here = [step_ for step_ in common_steps(theirs) if step_ <= step]
-        beside = float(mean_and_interval(theirs, here[-1:])[0][0]) if here else None
-    seconds = max(float(row["time/time_elapsed"]) for row in read_rows(folder / "progress.csv"))
-    return Line(job.task, job.variant, len(ours), step, float(mean[0]), float(half[0]), beside, seconds / 60)
+    here = max((at for at in theirs if at <= step), default=0)
+    beside = theirs[here] if here in theirs and here >= 0.9 * step else None  # an older one would mislead
+    rows = read_rows(folder / "progress.csv") if (folder / "progress.csv").exists() else []
+    seconds = max((float(row["time/time_elapsed"]) for row in rows), default=0.0)
+    return Line(
+        task=job.task,
+        variant=job.variant,
+        seeds=len(ours),
+        step=step,
+        mean=float(mean[0]),
+        half=float(half[0]),
+        published=beside,
+        minutes=seconds / 60,
+        complete=step >= job.steps,
+    )
 
 
 def _scores(curves: dict[str, dict[str, Curves]]) -> dict[str, dict[str, Interval]]:
-    """Last returns by those of the first variant, where every variant has every task."""
+    """Returns at the last step that all variants have, by those of the first, where every variant has every task."""
     variants = list(dict.fromkeys(name for task in curves.values() for name in task))
-    whole = all(set(task) == set(variants) for task in curves.values())
-    if len(curves) < 2 or not whole:
+    if len(curves) < 2 or any(set(task) != set(variants) for task in curves.values()):
         return {}
     scores: dict[str, Scores] = {variant: {} for variant in variants}
     for task, found in curves.items():
-        last = {name: np.array([curve[common_steps(c)[-1]] for curve in c.values()]) for name, c in found.items()}
+        step = max(set.intersection(*(set(common_steps(runs)) for runs in found.values())))
+        last = {name: np.array([curve[step] for curve in runs.values()]) for name, runs in found.items()}
         unit = float(np.mean(last[variants[0]]))
         if unit <= 0:
             return {}
@@ -94,8 +112,6 @@ def _scores(curves: dict[str, dict[str, Curves]]) -> dict[str, dict[str, Interva
 
 def draw(outcome: Outcome, title: str, path: Path) -> None:
     """A picture per task: a variant's mean and interval, its published mean dashed in the same color."""
-    if not outcome.curves:
-        raise UserError("no run has got as far as its first test: there is nothing to draw.")
     count = len(outcome.curves) + bool(outcome.scores)
     columns = min(3, count)
     figure, axes = new_figure(-(-count // columns), columns)
@@ -106,10 +122,9 @@ def draw(outcome: Outcome, title: str, path: Path) -> None:
             mean, half = mean_and_interval(curves, steps)
             axis.plot(steps, mean, color=color, label=f"{name} ({len(curves)} seeds)")
             axis.fill_between(steps, mean - half, mean + half, color=color, alpha=0.2, linewidth=0)
-            beside = outcome.published.get(task, {}).get(name)
-            if beside is not None:
-                steps = common_steps(beside, until)
-                axis.plot(steps, mean_and_interval(beside, steps)[0], "--", color=color, label=f"{name}, published")
+            beside = {s: x for s, x in outcome.published.get(task, {}).get(name, {}).items() if s <= until}
+            if beside:
+                axis.plot(list(beside), list(beside.values()), "--", color=color, label=f"{name}, published")
         axis.set(title=task, xlabel="simulator steps", ylabel="test return")
         axis.legend(fontsize="x-small")
         axis.grid(alpha=0.3)
@@ -137,9 +152,10 @@ def words(outcome: Outcome) -> str:
     ]
     for line in outcome.lines:
         beside = "" if line.published is None else f"{line.published:.1f}"
+        spread = f"+- {line.half:.1f}" if line.seeds > 1 else ""
         rows.append(
-            f"{line.task:<{width}}  {line.variant:<22} {line.seeds:>5} {line.step:>8}  {line.mean:>9.1f} "
-            f"+- {line.half:<6.1f}  {beside:>9} {line.minutes:>8.1f}"
+            f"{line.task:<{width}}  {line.variant:<22} {line.seeds:>5} {line.step:>8}  {line.mean:>9.1f} {spread:<9}  "
+            f"{beside:>9} {line.minutes:>8.1f}{'' if line.complete else '  (not complete)'}"
         )
     for name, found in outcome.scores.items():
         told = ", ".join(f"{what} {x.value:.2f} [{x.low:.2f}, {x.high:.2f}]" for what, x in found.items())

@@ -14,13 +14,11 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from doublehorizon.agent import AgentState
 from doublehorizon.api import DHMBPO
 from doublehorizon.cache import use_compilation_cache
-from doublehorizon.checkpoints import steps_kept
 from doublehorizon.config import Config
 from doublehorizon.devices import using
 from doublehorizon.errors import UserError
 from doublehorizon.progress import Progress
 from doublehorizon.replay import Replay
-from doublehorizon.saved import read_step
 from doublehorizon.types import Task, Transition
 from doublehorizon.updates import Setting
 
@@ -62,11 +60,6 @@ def opened(
         if model.progress is None or model.progress.policies is None:
             raise UserError(f"{run} has not learnt a policy yet: train it for more steps first.")
         yield model
-
-
-def learnt_steps(run: Path) -> list[int]:
-    """The checkpoints that a run has kept at which something had been learnt."""
-    return [step for step in steps_kept(run) if read_step(run, step).about["learnt"]]
 
 
 def subjects(model: DHMBPO, seeds: tuple[int, ...] = ()) -> list[Subject]:

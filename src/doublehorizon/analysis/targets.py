@@ -47,12 +47,12 @@ def lesson(subject: Subject, step: int, batches: int, key: PRNGKeyArray) -> Less
     """What so many batches of updates would teach the critics now."""
     policy = subject.state.policy
     ring = subject.state.ring or replay_as_ring(subject.config, subject.num_rows, subject.replay)
-    soft, targets = _teach(subject.setting, policy, ring, jr.split(key, batches))
+    soft, alive, targets = (np.asarray(x) for x in _teach(subject.setting, policy, ring, jr.split(key, batches)))
     return Lesson(
         step=step,
         rewards=np.asarray(subject.replay.rows.reward[: subject.num_rows]),
-        soft_rewards=np.asarray(soft).ravel(),
-        targets=np.asarray(targets).ravel(),
+        soft_rewards=soft[alive > 0.5],  # what lies behind an end does not count
+        targets=targets.ravel(),
         low=float(policy.bounds.low),
         high=float(policy.bounds.high),
     )
@@ -61,10 +61,10 @@ def lesson(subject: Subject, step: int, batches: int, key: PRNGKeyArray) -> Less
 @eqx.filter_jit
 def _teach(
     setting: Setting, policy: Policy, ring: Ring, keys: Key[Array, " batches"]
-) -> tuple[Float[Array, "batches horizon batch"], Float[Array, "batches batch"]]:
-    """Soft rewards and targets, computed as `updates.critic_update` does."""
+) -> tuple[Float[Array, "batches horizon batch"], Float[Array, "batches horizon batch"], Float[Array, "batches batch"]]:
+    """Soft rewards, whether their episodes were running, and targets, computed as `updates.critic_update` does."""
 
-    def one_batch(key: PRNGKeyArray) -> tuple[Float[Array, "horizon batch"], Float[Array, " batch"]]:
+    def one_batch(key: PRNGKeyArray) -> tuple[Array, Array, Array]:
         chance = draw_chance(setting, ring, key)
         rollout = start_rollout(setting, policy, chance, no_nudges(setting.task, chance.noise))
         path = path_for_critics(setting, policy, chance, rollout)
@@ -72,7 +72,8 @@ def _teach(
         last_q = critic_values(policy.target_critics, obs, path.act[-1])[chance.target_critics]
         discount = setting.config.policy.discount
         target = critic_target(policy.bounds, path, last_q, temperature, discount)
-        return path.reward - temperature * path.log_prob[: path.reward.shape[0]], target
+        horizon = path.reward.shape[0]
+        return path.reward - temperature * path.log_prob[:horizon], path.alive[:horizon], target
 
     with jax.default_matmul_precision(setting.config.precision):
         return jax.lax.map(one_batch, keys)

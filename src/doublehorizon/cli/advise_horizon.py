@@ -28,7 +28,7 @@ class AdviseHorizon(Analyze):
     """What `doublehorizon advise-horizon` takes."""
 
     horizons: tuple[int, ...] = (1, 3, 5, 7, 9)
-    """Those that are compared; the longest stands for the truth."""
+    """Those that are compared, with that of the run; the longest stands for the truth."""
     states: int = 256
     """States of the replay."""
     rollouts: int = 64
@@ -58,7 +58,8 @@ def run(arguments: list[str]) -> int:
         for subject in subjects(model, options.seeds):
             require_model(subject, "advice on horizons")
             task = bar.add_task(f"seed {subject.seed}: gradients", total=gradients.GROUPS)
-            counts = (options.horizons, options.states, options.rollouts)
+            horizons = (*options.horizons, current) if current > 0 else options.horizons
+            counts = (horizons, options.states, options.rollouts)
             found[subject.seed] = gradients.measure(
                 subject, *counts, jr.key(subject.seed), lambda task=task: bar.advance(task)
             )

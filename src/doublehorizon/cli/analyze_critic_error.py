@@ -56,6 +56,9 @@ def run(arguments: list[str]) -> int:
     for name in ("pairs", "episodes", "updates", "every", "repeats", "rollouts"):
         if getattr(options, name) < 1:
             raise UserError(f"--{name} is {getattr(options, name)}, but at least 1 is needed.")
+    for name in ("horizon", "distribution"):
+        if getattr(options, name) is not None and getattr(options, name) < 1:
+            raise UserError(f"--{name} is {getattr(options, name)}, but at least 1 is needed.")
     needed = options.needed()
 
     from doublehorizon.analysis.subject import opened, require_model, subjects
@@ -68,6 +71,8 @@ def run(arguments: list[str]) -> int:
         chosen = subjects(model, options.seeds)
         for subject in chosen:
             require_model(subject, "the critics' error along training rollouts")
+            if subject.config.horizons.training == 0:
+                raise UserError("this run has no training rollouts (preset mbpo), along which critics are compared.")
         found = {subject.seed: _measure(options, model, subject, bar) for subject in chosen}
     path = options.figure("critic-error")
     _draw(found, path)

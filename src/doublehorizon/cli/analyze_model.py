@@ -49,7 +49,8 @@ def run(arguments: list[str]) -> int:
             raise UserError(f"--{name} is {getattr(options, name)}, but at least 1 is needed.")
     needed = options.needed()
 
-    from doublehorizon.analysis.subject import learnt_steps, opened, require_model, subjects
+    from doublehorizon.analysis.subject import opened, require_model, subjects
+    from doublehorizon.saved import learnt_steps
 
     found = {}
     with (
@@ -57,10 +58,11 @@ def run(arguments: list[str]) -> int:
         Progress(console=Console(stderr=True), transient=True) as bar,
     ):
         chosen = {subject.seed: subject for subject in subjects(model, options.seeds)}
-        for seed, subject in chosen.items():
+        for subject in chosen.values():
             require_model(subject, "this analysis")
-            found[seed] = _measure(options, subject, bar)
-        _add_later(options, needed, learnt_steps(options.run)[0], chosen, found)
+        later = _later(options, needed, learnt_steps(options.run)[:1], chosen)
+        for seed, subject in chosen.items():
+            found[seed] = _measure(options, subject, later.get(seed, {}), bar)
     path = options.figure("model-error")
     _draw(found, path)
     print(json.dumps(_plain(found, str(path))) if options.json else f"{_words(found)}\n{path}")
@@ -75,7 +77,7 @@ class Found:
     open_loop: "OpenLoop"
 
 
-def _measure(options: Model, subject: "Subject", bar: Progress) -> Found:
+def _measure(options: Model, subject: "Subject", later: dict[str, "Accuracy"], bar: Progress) -> Found:
     import jax.random as jr
 
     from doublehorizon.analysis import models
@@ -86,6 +88,7 @@ def _measure(options: Model, subject: "Subject", bar: Progress) -> Found:
     for name, rows in models.split(subject, subject.num_rows, options.rows).items():
         accuracy[name] = models.accuracy(world, rows)
         bar.advance(task)
+    accuracy |= later
     for size in options.refit:
         fresh = models.refitted(subject, size)
         for name, rows in models.split(subject, size, options.rows).items():
@@ -104,16 +107,21 @@ def _measure(options: Model, subject: "Subject", bar: Progress) -> Found:
     return Found(accuracy, loop)
 
 
-def _add_later(options: Model, needed: dict, step: int, now: dict[int, "Subject"], found: dict[int, Found]) -> None:
-    """What the model of an older checkpoint says of data that came after it."""
+def _later(
+    options: Model, needed: dict[str, Any], steps: list[int], now: dict[int, "Subject"]
+) -> dict[int, dict[str, "Accuracy"]]:
+    """What the model of an older checkpoint, if there is one, says of data that came after it; by seed."""
     from doublehorizon.analysis import models
     from doublehorizon.analysis.subject import opened, subjects
 
-    with opened(options.run, options.device, needed, step) as model:
-        for old in subjects(model, options.seeds):
-            rows = models.later(now[old.seed], old.num_rows, options.rows)
-            if rows is not None:
-                found[old.seed].accuracy[f"later, seen from {step}"] = models.accuracy(old.setting.world, rows)
+    found: dict[int, dict[str, Accuracy]] = {}
+    for step in steps:
+        with opened(options.run, options.device, needed, step) as model:
+            for old in subjects(model, options.seeds):
+                rows = models.later(now[old.seed], old.num_rows, options.rows)
+                if rows is not None:
+                    found[old.seed] = {f"later, seen from {step}": models.accuracy(old.setting.world, rows)}
+    return found
 
 
 def _draw(found: dict[int, Found], path: Path) -> None:

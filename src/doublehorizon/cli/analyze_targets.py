@@ -64,12 +64,12 @@ def run(arguments: list[str]) -> int:
 
 def _steps(options: Targets) -> list[int]:
     """Some of the checkpoints at which something had been learnt."""
-    from doublehorizon.analysis.subject import learnt_steps
+    from doublehorizon.saved import learnt_steps
 
     learnt = learnt_steps(options.run)
     if not learnt:
         raise UserError(f"{options.run} has no checkpoint at which something had been learnt.")
-    picked = np.unique(np.linspace(0, len(learnt) - 1, options.most).round().astype(int))
+    picked = np.unique(np.linspace(len(learnt) - 1, 0, options.most).round().astype(int))
     return [learnt[i] for i in picked]
 
 

@@ -1,6 +1,6 @@
 """`doublehorizon experiment`."""
 
-import sys
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
@@ -87,11 +87,12 @@ def run(arguments: list[str]) -> int:
     from doublehorizon.analysis import outcome
 
     found = outcome.gather(jobs, root, chosen, options.reference)
-    outcome.draw(found, f"{options.name}: {chosen.question}", root / "curves.png")
-    outcome.write_table(found, root / "results.csv")
-    print(outcome.plain(found) if options.json else f"{outcome.words(found)}\n{root / 'curves.png'}")
+    if found.lines:
+        outcome.draw(found, f"{options.name}: {chosen.question}", root / "curves.png")
+        outcome.write_table(found, root / "results.csv")
+        print(outcome.plain(found) if options.json else f"{outcome.words(found)}\n{root / 'curves.png'}")
     if problems:
-        raise failed(problems)
+        raise failed(problems, len(jobs))
     return 0
 
 
@@ -107,6 +108,9 @@ def _jobs(options: Experiment) -> list[Job]:
         raise UserError(f"{options.name} has no variant {unknown[0]!r}. It has: {', '.join(chosen.variants)}.")
     shared = {name: getattr(options, name) for name in ("steps", "seeds", "seed", "device")}
     jobs = jobs_of(chosen, options.config, options.tasks, **shared)
+    twice = [name for name, count in Counter(job.name for job in jobs).items() if count > 1]
+    if twice:
+        raise UserError(f"two runs would be in the folder {twice[0]}: name each task once.")
     return [job for job in jobs if not options.variants or job.variant in options.variants]
 
 
@@ -116,5 +120,4 @@ def _run(options: Experiment, todo: list[Job], root: Path, board: Board) -> dict
         return run_here(todo, root, board)
     if where != "ray":
         raise UserError(f"--on is {options.on!r}, but it must be here, ray or ray:ADDRESS.")
-    sys.stderr.flush()
     return run_on_ray(todo, root, board, address or None, Share(options.gpus, options.cores))

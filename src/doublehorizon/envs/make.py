@@ -198,15 +198,16 @@ class Simulator:
         self._steps = 0
         return self._flat(self.seen)
 
-    def step(self, act: np.ndarray) -> tuple[np.ndarray, float, bool, bool]:
-        """Next observation, reward, whether the episode truly ended, whether the time limit cut it off."""
+    def step(self, act: np.ndarray, endless: bool = False) -> tuple[np.ndarray, float, bool, bool]:
+        """Next observation, reward, whether the episode truly ended, whether the time limit cut it off; `endless` goes
+        on beyond that."""
         scaled = to_own_units(np.clip(act, -1.0, 1.0), self._low, self._high)
         scaled = scaled.astype(self._dtype).reshape(self._shape)
         reward, terminated, truncated = 0.0, False, False
         for _ in range(self.spec.action_repeat):
             self.seen, gained, terminated, truncated, _ = self.env.step(scaled)
             reward += float(gained)
-            if terminated or truncated:
+            if terminated or (truncated and not endless):
                 break
         self._steps += 1
         if not np.isfinite(reward):
@@ -218,9 +219,9 @@ class Simulator:
             truncated or self._steps >= self.spec.time_limit,
         )
 
-    def put(self, obs: np.ndarray) -> None:
-        """Leads it to the state that shows this observation, where it can be led there."""
-        self.reset(0)
+    def put(self, obs: np.ndarray, seed: int) -> None:
+        """Leads it to the state that shows this observation, where it can be led there; its own chance is seeded."""
+        self.reset(seed)
         put(self.env, self.spec.name, np.asarray(obs, np.float64))
 
     def to_unit(self, action: Any) -> np.ndarray:
