@@ -91,8 +91,10 @@ class _Ray:
     """Submits jobs, writes down what they send, and submits them again if their node is lost."""
 
     def __init__(self, ray: Any, root: Path, board: Board, share: Share):
-        from ray.util.queue import Queue
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+        from ray.util.queue import Queue  # type: ignore[import-not-found]
+        from ray.util.scheduling_strategies import (  # type: ignore[import-not-found]
+            NodeAffinitySchedulingStrategy,
+        )
 
         self._ray, self._root, self._board, self._share = ray, root, board, share
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
