@@ -74,6 +74,7 @@ ROOMS = [
     "analysis.profiling",
     "analysis.speed",
     "analysis.startup",
+    "cli.options",
     "cli.running",
     "cli.train",
     "cli.resume",

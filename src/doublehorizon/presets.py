@@ -12,7 +12,7 @@ from doublehorizon.config import (
     PolicyConfig,
     TerminatorConfig,
 )
-from doublehorizon.errors import UserError
+from doublehorizon.errors import unknown
 from doublehorizon.records import changed
 
 dhmbpo = Config()
@@ -75,5 +75,5 @@ PRESETS: dict[str, Config] = {
 def preset(name: str) -> Config:
     """The preset of that name."""
     if name not in PRESETS:
-        raise UserError(f"there is no preset {name!r}. Choose one of: {', '.join(PRESETS)}.")
+        raise unknown("preset", name, PRESETS)
     return PRESETS[name]

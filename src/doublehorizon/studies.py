@@ -1,12 +1,11 @@
 """The paper's experiments: which variants are compared, and where in the authors' results their curves are."""
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from doublehorizon.config import Config
-from doublehorizon.errors import UserError
+from doublehorizon.errors import unknown
 from doublehorizon.jobs import Job
 from doublehorizon.presets import RELATIVES, Changes
 from doublehorizon.records import changed
@@ -87,9 +86,7 @@ STUDIES = {
 def study(name: str) -> Study:
     """The experiment of that name."""
     if name not in STUDIES:
-        near = difflib.get_close_matches(name, STUDIES, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise UserError(f"there is no experiment {name!r}.{hint} Experiments: {', '.join(STUDIES)}.")
+        raise unknown("experiment", name, STUDIES)
     return STUDIES[name]
 
 

@@ -1,12 +1,11 @@
 """The command `doublehorizon`. One file per command; each is imported when it is called."""
 
-import difflib
 import os
 import sys
 import traceback
 from importlib import import_module
 
-from doublehorizon.errors import RunError, UserError
+from doublehorizon.errors import RunError, UserError, unknown
 from doublehorizon.signals import Stopped
 
 COMMANDS = {
@@ -75,9 +74,7 @@ def _dispatch(arguments: list[str]) -> int:
         return 0
     name = arguments[0]
     if name not in COMMANDS:
-        near = difflib.get_close_matches(name, COMMANDS, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise UserError(f"there is no command {name!r}.{hint} Commands: {', '.join(COMMANDS)}.")
+        raise unknown("command", name, COMMANDS)
     return import_module(f"doublehorizon.cli.{name.replace('-', '_')}").run(arguments[1:])
 
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from doublehorizon.cli.analyze import Analyze
-from doublehorizon.errors import UserError
+from doublehorizon.cli.options import require_positive
 
 if TYPE_CHECKING:
     from doublehorizon.analysis.gradients import Tradeoff
@@ -38,9 +38,7 @@ class AdviseHorizon(Analyze):
 def run(arguments: list[str]) -> int:
     """Parses, measures, advises."""
     options = tyro.cli(AdviseHorizon, prog="doublehorizon advise-horizon", description=_EXAMPLES, args=arguments)
-    for name in ("states", "rollouts"):
-        if getattr(options, name) < 1:
-            raise UserError(f"--{name} is {getattr(options, name)}, but at least 1 is needed.")
+    require_positive(options, "states", "rollouts")
     needed = options.needed()
 
     import jax.random as jr

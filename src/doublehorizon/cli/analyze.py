@@ -1,6 +1,5 @@
 """`doublehorizon analyze`: what each analysis takes, and where it goes on."""
 
-import difflib
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from doublehorizon.cli.running import function, prepare_jax
-from doublehorizon.errors import UserError
+from doublehorizon.errors import unknown
 
 ANALYSES = {
     "critic-error": "how fast critics learn the true value, with and without distribution rollouts",
@@ -59,9 +58,7 @@ def run(arguments: list[str]) -> int:
         return 0 if arguments else 2
     name, *rest = arguments
     if name not in ANALYSES:
-        near = difflib.get_close_matches(name, ANALYSES, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise UserError(f"there is no analysis {name!r}.{hint} Analyses: {', '.join(ANALYSES)}.")
+        raise unknown("analysis", name, ANALYSES)
     return import_module(f"doublehorizon.cli.analyze_{name.replace('-', '_')}").run(rest)
 
 

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from doublehorizon.cli.analyze import Analyze
+from doublehorizon.cli.options import require_positive
 from doublehorizon.errors import UserError
 
 if TYPE_CHECKING:
@@ -53,12 +54,7 @@ class CriticError(Analyze):
 def run(arguments: list[str]) -> int:
     """Parses, measures, draws."""
     options = tyro.cli(CriticError, prog="doublehorizon analyze critic-error", description=_EXAMPLES, args=arguments)
-    for name in ("pairs", "episodes", "updates", "every", "repeats", "rollouts"):
-        if getattr(options, name) < 1:
-            raise UserError(f"--{name} is {getattr(options, name)}, but at least 1 is needed.")
-    for name in ("horizon", "distribution"):
-        if getattr(options, name) is not None and getattr(options, name) < 1:
-            raise UserError(f"--{name} is {getattr(options, name)}, but at least 1 is needed.")
+    require_positive(options, "pairs", "episodes", "horizon", "updates", "every", "repeats", "rollouts", "distribution")
     needed = options.needed()
 
     from doublehorizon.analysis.subject import opened, require_model, subjects

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from doublehorizon.cli.analyze import Analyze
-from doublehorizon.errors import UserError
+from doublehorizon.cli.options import require_positive
 
 if TYPE_CHECKING:
     from doublehorizon.analysis.models import Accuracy, OpenLoop
@@ -44,9 +44,7 @@ class Model(Analyze):
 def run(arguments: list[str]) -> int:
     """Parses, measures, draws."""
     options = tyro.cli(Model, prog="doublehorizon analyze model", description=_EXAMPLES, args=arguments)
-    for name in ("horizon", "trajectories", "particles", "rows"):
-        if getattr(options, name) < 1:
-            raise UserError(f"--{name} is {getattr(options, name)}, but at least 1 is needed.")
+    require_positive(options, "horizon", "trajectories", "particles", "rows")
     needed = options.needed()
 
     from doublehorizon.analysis.subject import opened, require_model, subjects

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import track
 
 from doublehorizon.cli.analyze import Analyze
+from doublehorizon.cli.options import require_positive
 from doublehorizon.errors import UserError
 
 if TYPE_CHECKING:
@@ -40,9 +41,7 @@ class Targets(Analyze):
 def run(arguments: list[str]) -> int:
     """Parses, looks at each checkpoint, draws."""
     options = tyro.cli(Targets, prog="doublehorizon analyze targets", description=_EXAMPLES, args=arguments)
-    for name in ("batches", "most"):
-        if getattr(options, name) < 1:
-            raise UserError(f"--{name} is {getattr(options, name)}, but at least 1 is needed.")
+    require_positive(options, "batches", "most")
     needed = options.needed()
 
     import jax.random as jr

@@ -10,7 +10,7 @@ import tyro
 from rich.console import Console
 from rich.progress import track
 
-from doublehorizon.errors import UserError
+from doublehorizon.cli.options import require_positive
 from doublehorizon.runs import read_run
 from doublehorizon.seats import Seat
 
@@ -44,8 +44,7 @@ class Eval:
 def run(arguments: list[str]) -> int:
     """Parses, tests, and prints mean and spread."""
     options = tyro.cli(Eval, prog="doublehorizon eval", description=_EXAMPLES, args=arguments)
-    if options.episodes < 1:
-        raise UserError(f"--episodes is {options.episodes}, but at least 1 is needed.")
+    require_positive(options, "episodes")
     found = read_run(options.run)
     policies = found.policies(list(options.seeds))
     simulator = found.simulator(options.env)

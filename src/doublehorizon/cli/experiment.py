@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import tyro
 
 from doublehorizon.board import Board
+from doublehorizon.cli.options import require_positive
 from doublehorizon.cli.train import preset_named_in
 from doublehorizon.config import Config
 from doublehorizon.crowd import Share, failed, run_here, run_on_ray
@@ -97,9 +98,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _jobs(options: Experiment) -> list[Job]:
-    for name in ("steps", "seeds"):
-        if getattr(options, name) < 1:
-            raise UserError(f"--{name} is {getattr(options, name)}, but at least 1 is needed.")
+    require_positive(options, "steps", "seeds")
     if not options.tasks:
         raise UserError("there is no task to run on: give at least one with --tasks.")
     chosen = study(options.name)

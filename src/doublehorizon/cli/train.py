@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 import tyro
 
+from doublehorizon.cli.options import require_positive
 from doublehorizon.cli.running import functions, prepare_jax, report, told_how_to_go_on, tracked
 from doublehorizon.config import Config
 from doublehorizon.errors import UserError
@@ -85,10 +86,7 @@ def run(arguments: list[str]) -> int:
         args=arguments,
         default=dataclasses.replace(default, env=tyro.MISSING),
     )
-    for name in ("steps", "seeds", "num_envs", "checkpoint_every"):
-        value = getattr(options, name)
-        if value is not None and value < 1:
-            raise UserError(f"--{name.replace('_', '-')} is {value}, but at least 1 is needed.")
+    require_positive(options, "steps", "seeds", "num_envs", "checkpoint_every")
     prepare_jax(options.device, options.config.deterministic)
     folder = options.out or _default_folder(options.env)
 

@@ -9,8 +9,8 @@ import tyro
 from rich.console import Console
 from rich.progress import Progress
 
+from doublehorizon.cli.options import require_positive
 from doublehorizon.durable import refuse_links
-from doublehorizon.errors import UserError
 
 _EXAMPLES = """Films the policies of a run: RUN/video/seed<k>.mp4, without a display.
 
@@ -39,8 +39,7 @@ class Video:
 def run(arguments: list[str]) -> int:
     """Parses, films, and names the files."""
     options = tyro.cli(Video, prog="doublehorizon video", description=_EXAMPLES, args=arguments)
-    if options.episodes < 1:
-        raise UserError(f"--episodes is {options.episodes}, but at least 1 is needed.")
+    require_positive(options, "episodes")
     _render_without_display()
 
     from doublehorizon.film import film
