@@ -372,9 +372,10 @@ def test_a_run_without_policies_cannot_be_analysed(tmp_path):
 @pytest.mark.parametrize(
     ("words", "figure"),
     [
-        (
+        pytest.param(
             "analyze critic-error RUN --pairs 4 --episodes 1 --horizon 5 --updates 8 --every 4",
             "critic-error",
+            marks=pytest.mark.slow,
         ),
         ("analyze model RUN --horizon 4 --trajectories 4 --particles 2", "model-error"),
         ("analyze targets RUN --batches 2", "targets"),

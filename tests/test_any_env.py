@@ -88,10 +88,10 @@ def slowly(*values):
     ("env", "sizes", "termination"),
     [
         slowly("Pendulum-v1", (3, 1), "known"),
-        ("MountainCarContinuous-v0", (2, 1), "learned"),
+        slowly("MountainCarContinuous-v0", (2, 1), "learned"),
         slowly("InvertedPendulum-v5", (4, 1), "known"),
         slowly("Hopper-v5", (11, 3), "known"),
-        ("Humanoid-v5", (348, 17), "known"),
+        slowly("Humanoid-v5", (348, 17), "known"),
         ("dmc/cartpole-swingup", (5, 1), "known"),
         slowly("dmc/reacher-easy", (6, 2), "known"),
         slowly("cup-catch", (8, 2), "known"),
@@ -250,6 +250,7 @@ def recording(tmp_path, num_rows: int):
     return dh.DHMBPO(Cart, config=limited(), data=tmp_path / "log.npz")
 
 
+@pytest.mark.slow
 def test_recorded_steps_come_first_and_nothing_random(tmp_path):
     model = recording(tmp_path, 123)
     assert model.random_timesteps == 0

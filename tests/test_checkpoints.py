@@ -53,6 +53,7 @@ def test_learning_in_two_parts_is_learning_at_once(run, tmp_path):
     assert without_times(tmp_path / "parts" / "progress.csv") == without_times(run / "progress.csv")
 
 
+@pytest.mark.slow
 def test_a_run_with_learnt_termination_and_several_environments_goes_on_exactly(tmp_path):
     config = replace(CONFIG, loop=replace(EACH, num_envs=2))
     whole, cut = tmp_path / "whole", tmp_path / "cut"

@@ -89,6 +89,7 @@ def test_help_shows_examples_and_every_field():
     assert "train" in command("--help").stdout and "compare" in command("--help").stdout
 
 
+@pytest.mark.slow
 def test_an_environment_that_fails_leaves_what_was_learnt(run_folder, tmp_path):
     (tmp_path / "failing.py").write_text(
         f"""

@@ -2,8 +2,9 @@
 
 import pytest
 
+from doublehorizon import presets
 from doublehorizon.agent import plan
-from doublehorizon.config import PAPER, Config
+from doublehorizon.config import Config
 from doublehorizon.estimate import seconds_left
 from doublehorizon.types import Task
 
@@ -15,8 +16,10 @@ def laps(fit: float, improve: float, collect: float = 0.0) -> dict[str, float]:
 
 
 def test_iterations_that_are_alike_take_as_long_as_the_last_one():
-    effort = plan(PAPER, TASK, 70_000, 1000, first=False)
-    left = seconds_left(PAPER, TASK, 1000, [1000 * i for i in range(71, 81)], (effort, 722.0, laps(30.0, 8.0, 2.0)))
+    effort = plan(presets.paper, TASK, 70_000, 1000, first=False)
+    left = seconds_left(
+        presets.paper, TASK, 1000, [1000 * i for i in range(71, 81)], (effort, 722.0, laps(30.0, 8.0, 2.0))
+    )
     assert left == pytest.approx(10 * 40.0)
 
 

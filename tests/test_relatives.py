@@ -130,7 +130,7 @@ def test_training_starts_from_the_ring_or_from_the_replay():
     assert starts("mbpo") is Transition
 
 
-@pytest.mark.parametrize("name", [pytest.param("svg", marks=pytest.mark.slow), "mbpo", "sac"])
+@pytest.mark.parametrize("name", ["sac", *(pytest.param(x, marks=pytest.mark.slow) for x in ("svg", "mbpo"))])
 def test_a_tiny_run_goes_on_bit_for_bit(name, tmp_path):
     dh.DHMBPO("Pendulum-v1", seeds=2, config=SMALL[name]).learn(120, out=tmp_path / "whole")
     dh.DHMBPO("Pendulum-v1", seeds=2, config=SMALL[name]).learn(80, out=tmp_path / "parts")

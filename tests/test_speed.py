@@ -58,6 +58,7 @@ def test_sixteen_bits_halve_the_bytes_of_hidden_layers(monkeypatch):
     assert speed.epoch_needs(WIDE, TASK, 6, 0)[1] - weights == pytest.approx(0.5 * (cpu - weights))
 
 
+@pytest.mark.slow
 def test_bench_measures_and_compares(monkeypatch, tmp_path, capsys):
     from doublehorizon.cli import bench
     from worlds import TINY
