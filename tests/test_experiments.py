@@ -12,19 +12,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import cluster
 import doublehorizon as dh
 from doublehorizon.analysis import outcome
 from doublehorizon.analysis.curves import read_curves
 from doublehorizon.board import Board
 from doublehorizon.cli import _status
-from doublehorizon.crowd import Share, read_files, run_here, run_on_ray, settled, write_files
+from doublehorizon.crowd import Share, read_files, run_here, settled, write_files
 from doublehorizon.jobs import Job, is_done, read_job
 from doublehorizon.presets import PRESETS
-from doublehorizon.records import changed
 from doublehorizon.studies import STUDIES, jobs_of, study
 from kept import CONFIG, without_times
 from test_cli import TINY_OPTIONS
-from worlds import TINY
 
 SMALL = [
     *TINY_OPTIONS.split(),
@@ -216,37 +215,16 @@ def test_a_tiny_run_of_every_experiment(name, tmp_path):
 
 @pytest.mark.slow
 def test_a_cluster_that_loses_a_node_brings_the_same_runs(tmp_path):
-    import ray
-    from ray.cluster_utils import Cluster
-
-    config = changed(TINY, {"loop.checkpoint_every": 1})
-    jobs = jobs_of(STUDIES["ablation"], config, ("Pendulum-v1",), steps=400, seeds=1, device="cpu")
-    jobs = [replace(one, config=changed(one.config, {"loop.steps_per_iteration": 20})) for one in jobs[:2]]
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
-    nodes = [cluster.add_node(num_cpus=1), cluster.add_node(num_cpus=1)]
-    ray.init(address=cluster.address, log_to_driver=False)
-    try:
-        losses = []
-
-        class Impatient(Board):
-            """Takes a node away once both runs have learnt something."""
-
-            def look(self) -> None:
-                super().look()
-                if not losses and all(row.step >= 60 for row in self.rows.values()):
-                    losses.append({name: row.step for name, row in self.rows.items()})
-                    cluster.remove_node(nodes[0], allow_graceful=False)
-
-        with Impatient(jobs, tmp_path / "cluster", quiet=True) as board:
-            problems = run_on_ray(jobs, tmp_path / "cluster", board, None, Share(gpus=0.0, cores=1.0))
-        assert problems == {} and len(losses) == 1
-        assert {row.state for row in board.rows.values()} == {"done"}
-    finally:
-        ray.shutdown()
-        cluster.shutdown()
-    with Board(jobs, tmp_path / "alone", quiet=True) as board:
-        assert run_here(jobs, tmp_path / "alone", board) == {}
-    for one in jobs:
+    script = Path(__file__).parent / "cluster.py"
+    command = [sys.executable, str(script), str(tmp_path / "cluster")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["problems"] == {} and len(told["losses"]) == 1
+    assert set(told["states"].values()) == {"done"}
+    with Board(cluster.JOBS, tmp_path / "alone", quiet=True) as board:
+        assert run_here(cluster.JOBS, tmp_path / "alone", board) == {}
+    for one in cluster.JOBS:
         for name in ("eval.csv", "progress.csv"):
             pair = [without_times(tmp_path / where / one.name / name) for where in ("cluster", "alone")]
             assert pair[0] == pair[1], name
