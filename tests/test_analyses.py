@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import equinox as eqx
-import gymnasium as gym
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
@@ -18,16 +17,12 @@ from doublehorizon.analysis import critics, gradients, models, targets
 from doublehorizon.analysis.subject import Subject, opened, subjects
 from doublehorizon.cli import _status
 from doublehorizon.config import CriticConfig, Horizons
-from doublehorizon.envs.make import Simulator, describe, factory, make
 from doublehorizon.networks import Critic, ensemble
-from doublehorizon.policy import NumpyPolicy
 from doublehorizon.presets import RELATIVES
 from doublehorizon.records import changed
-from doublehorizon.seats import Appraisal, Recipe, Seat
 from doublehorizon.types import Task, Transition
 from doublehorizon.updates import Policy, Setting
 from doublehorizon.values import Bounds
-from doublehorizon.workers import Crew
 from worlds import TINY, ConstantActor, line_world
 
 GAMMA = TINY.policy.discount
@@ -162,154 +157,6 @@ def test_the_normalised_error_is_a_median():
     assert float(critics.normalized_error(outlier, truth)) == pytest.approx(0.1, rel=1e-4)
 
 
-class Track(gym.Env):
-    """Moves by the action, pays the new position, ends beyond 2; may be put anywhere."""
-
-    observation_space = gym.spaces.Box(-10, 10, (1,), np.float32)
-    action_space = gym.spaces.Box(-1, 1, (1,), np.float32)
-    spec = None
-
-    def set_observation(self, obs):
-        self.position = float(obs[0])
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.position = 0.0
-        return np.zeros(1, np.float32), {}
-
-    def step(self, action):
-        self.position += float(action[0])
-        return np.array([self.position], np.float32), self.position, self.position > 2, False, {}
-
-
-def steady(speed: float) -> NumpyPolicy:
-    """A linear policy that always goes at this speed, with hardly any chance."""
-    weight, bias = np.zeros((1, 2), np.float32), np.array([np.arctanh(speed), -20.0], np.float32)
-    one = np.ones(1, np.float32)
-    return NumpyPolicy((weight,), (bias,), 0 * one, one, -one, one)
-
-
-def test_real_returns_by_hand():
-    config = changed(TINY, {"loop.time_limit": 3})
-    env = factory(Track, config.loop)
-    spec = describe(env(), config)
-    seat = Seat(Simulator(env(), spec), 0)
-    how = Appraisal(episodes=2, horizon=4, discount=0.5, temperature=0.0)
-    obs, act = np.array([[0.0], [1.9]], np.float32), np.array([[0.25], [0.5]], np.float32)
-    found = seat.appraise(0, steady(0.5), list(zip(obs, act, strict=True)), how)
-    # 0.25, 0.75, 1.25, 1.75: the time limit of 3 does not cut it off; the other one ends at once
-    hand = 0.25 + 0.5 * 0.75 + 0.25 * 1.25 + 0.125 * 1.75
-    np.testing.assert_allclose(found, [[hand, hand], [2.4, 2.4]], rtol=1e-3)
-    soft = seat.appraise(0, steady(0.5), [(obs[0], act[0])], replace(how, temperature=1.0))
-    assert soft[0, 0] < hand - 5  # a policy without entropy pays for it
-    pairs = Transition(*(jnp.asarray(x) for x in (obs, act, obs[:, 0], obs, obs[:, 0])))
-    with Crew(Recipe(env, spec), [0, 1]) as crew:
-        np.testing.assert_allclose(critics.true_values(crew, steady(0.5), pairs, how), [hand, 2.4], rtol=1e-3)
-
-
-class Windy(Track):
-    """Pays by chance."""
-
-    def step(self, action):
-        return np.zeros(1, np.float32), float(self.np_random.normal()), False, False, {}
-
-
-@pytest.mark.parametrize("repeat", [1, 2])
-def test_real_returns_have_the_environment_s_own_chance_and_go_on_beyond_its_time_limit(repeat):
-    config = changed(TINY, {"loop.time_limit": 3, "loop.action_repeat": repeat})
-    pair = [(np.zeros(1, np.float32), np.zeros(1, np.float32))]
-    env = factory(Windy, config.loop)
-    seat = Seat(Simulator(env(), describe(env(), config)), 0)
-    found = seat.appraise(0, steady(0.5), pair * 2, Appraisal(3, 4, 0.5, 0.0))
-    assert len(set(found.ravel().tolist())) == 6
-    limited = factory(lambda: gym.wrappers.TimeLimit(Track(), 3), config.loop)
-    seat = Seat(Simulator(limited(), describe(limited(), config)), 0)
-    start = [(np.full(1, 1.0, np.float32), np.zeros(1, np.float32))]
-    still = seat.appraise(0, steady(1e-6), start, Appraisal(1, 10, 1.0, 0.0))
-    np.testing.assert_allclose(still, 10.0 * repeat, rtol=1e-3)
-
-
-def test_a_sampled_action_has_the_density_that_is_told():
-    rng = np.random.default_rng(0)
-    weight, bias = np.zeros((1, 2), np.float32), np.array([0.3, 0.2], np.float32)
-    policy = NumpyPolicy((weight,), (bias,), *(np.full(1, value) for value in (0.0, 1.0, -1.0, 1.0)))
-    act, log_prob = policy.sample(np.zeros((200_000, 1)), rng)
-    density, edges = np.histogram(act[:, 0], bins=20, range=(-0.9, 0.9))
-    width = edges[1] - edges[0]
-    middle = np.searchsorted(edges, act[:, 0]) - 1
-    for k in range(4, 16):
-        told = np.exp(log_prob[middle == k]).mean()
-        assert density[k] / len(act) / width == pytest.approx(told, rel=0.05)
-
-
-@pytest.mark.parametrize("name", ["Pendulum-v1", "paper/Hopper", "paper/Ant", "InvertedPendulum-v5"])
-def test_environments_are_put_where_an_observation_was_made(name):
-    env, twin = (Simulator(e, describe(e)) for e in (make(name), make(name)))
-    rng = np.random.default_rng(0)
-    obs = env.reset(3)
-    for _ in range(3):
-        obs, *_ = env.step(rng.uniform(-1, 1, env.spec.act_size))
-    twin.put(obs, seed=4)
-    act = rng.uniform(-1, 1, env.spec.act_size)
-    (next_obs, reward, *_), (same_obs, same_reward, *_) = env.step(act), twin.step(act)
-    np.testing.assert_allclose(next_obs, same_obs, atol=5e-3)
-    assert reward == pytest.approx(same_reward, abs=2e-2)
-
-
-def test_an_environment_that_cannot_be_put_says_so():
-    env = make("InvertedDoublePendulum-v5")
-    simulator = Simulator(env, describe(env))
-    with pytest.raises(dh.UserError, match="set_observation"):
-        simulator.put(simulator.reset(0), seed=0)
-
-
-def line_rows(count: int, seed: int = 0) -> Transition:
-    """A walk along the line world, in two episodes."""
-    rng = np.random.default_rng(seed)
-    act = rng.uniform(-0.5, 0.5, (count, 1)).astype(np.float32)
-    obs, next_obs = np.zeros((count, 1), np.float32), np.zeros((count, 1), np.float32)
-    for t in range(count):
-        obs[t] = 5.0 if t in (0, count // 2) else next_obs[t - 1]
-        next_obs[t] = obs[t] + act[t]
-    return Transition(*(jnp.asarray(x) for x in (obs, act, next_obs[:, 0], next_obs, np.zeros(count, np.float32))))
-
-
-def test_a_model_that_is_right_has_no_error_and_one_that_drifts_has_that_of_its_drift():
-    rows = line_rows(50)
-    right = models.accuracy(line_world(), rows)
-    assert right.rows == 50 and right.total < 1e-5
-    drifting = models.accuracy(line_world(drift=(0.3, 0.1)), rows)
-    np.testing.assert_allclose(drifting.rmse, [0.2, 0.2], rtol=1e-4)  # the mean of both members
-    scale = np.array([np.std(rows.next_obs), np.std(rows.act)])
-    np.testing.assert_allclose(drifting.relative, 0.2 / scale, rtol=1e-3)
-    # its members differ by 0.2, a deviation of 0.1 sqrt 2: 0.2 is within 1.96 of them, not within 0.67
-    still = models.accuracy(line_world(), replace_rewards(rows, 1.0))
-    assert still.relative[0] == 0.0 and still.rmse[0] > 0  # it never changes
-    assert drifting.coverage == {0.5: 0.0, 0.8: 0.0, 0.95: 1.0}
-
-
-def replace_rewards(rows: Transition, value: float) -> Transition:
-    return eqx.tree_at(lambda r: r.reward, rows, jnp.full_like(rows.reward, value))
-
-
-def line_subject(rows: Transition, drift) -> Subject:
-    replay = eqx.tree_at(lambda r: r.rows, replays.empty(len(rows.reward), 1, 1, 2, 5), rows)
-    state = eqx.tree_at(lambda s: s.world, initial_state(TINY, Task(1, 1, None), jnp.array(0)), line_world(drift=drift))
-    return Subject(TINY, Task(1, 1, None), 0, len(rows.reward), state, replay)
-
-
-def test_open_loop_errors_add_up_along_real_trajectories():
-    rows = line_rows(40)
-    starts = models.trajectories(rows, 40, horizon=5, most=100, seed=0)
-    assert len(starts) == 2 * (20 - 4) and 17 not in starts and 16 - 1 in starts  # none across the new episode
-    found = models.open_loop(line_subject(rows, (0.1, 0.1)), starts, 5, 4, jr.key(0))
-    np.testing.assert_allclose(found.error, 0.1 * np.arange(1, 6), rtol=1e-3)
-    np.testing.assert_allclose(found.spread, 0.0, atol=1e-5)
-    assert found.standing_still[0] == pytest.approx(np.sqrt(np.mean(np.square(rows.act[starts]))), rel=1e-4)
-    with pytest.raises(dh.UserError, match="no stretch of 30 steps"):
-        models.trajectories(rows, 40, horizon=30, most=100, seed=0)
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """A tiny run of the algorithm or of one of its relatives, by name."""
@@ -410,7 +257,3 @@ def test_typos_in_analyses_get_the_nearest_name(capsys):
     assert _status(["analyze", "critic-eror", "run"]) == 2
     assert "Did you mean 'critic-error'?" in capsys.readouterr().err
     assert _status(["analyze", "--help"]) == 0 and "targets" in capsys.readouterr().out
-
-
-def test_horizons_for_real_returns():
-    assert critics.horizon_for(0.995) == 919 and critics.horizon_for(0.5) == 7

@@ -61,7 +61,8 @@ def draw_chance(setting: Setting, ring: Ring, key: PRNGKeyArray) -> Chance:
 
 
 class Moments(eqx.Module):
-    """The optimisers' memory; it starts afresh each iteration and so belongs to no checkpoint."""
+    """The optimisers' memory. It starts afresh each iteration and then belongs to no checkpoint, or lasts
+    (`policy.keep_moments`)."""
 
     actor: optax.OptState
     critics: optax.OptState
