@@ -26,6 +26,15 @@ def new_figure(rows: int, columns: int) -> tuple[Any, list[Any]]:
     return figure, list(axes.ravel())
 
 
+def figure_of(count: int) -> tuple[Any, list[Any]]:
+    """A figure with `count` axes: at most three beside each other, four as a square."""
+    columns = 2 if count == 4 else min(3, count)
+    figure, axes = new_figure(-(-count // columns), columns)
+    for left_over in axes[count:]:
+        left_over.remove()
+    return figure, axes[:count]
+
+
 def save_figure(figure: Any, path: Path) -> None:
     """Writes a file whose name decides the format (PNG, SVG, PDF)."""
     import matplotlib.pyplot as plt

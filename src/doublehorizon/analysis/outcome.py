@@ -9,7 +9,7 @@ import numpy as np
 
 from doublehorizon.analysis.aggregate import Interval, Scores, aggregate
 from doublehorizon.analysis.curves import Curves, common_steps, mean_and_interval, read_curves
-from doublehorizon.analysis.figures import COLORS, draw_aggregates, new_figure, save_figure
+from doublehorizon.analysis.figures import COLORS, draw_aggregates, figure_of, save_figure
 from doublehorizon.jobs import Job
 from doublehorizon.runs import read_rows
 from doublehorizon.studies import Study
@@ -112,9 +112,7 @@ def _scores(curves: dict[str, dict[str, Curves]]) -> dict[str, dict[str, Interva
 
 def draw(outcome: Outcome, title: str, path: Path) -> None:
     """A picture per task: a variant's mean and interval, its published mean dashed in the same color."""
-    count = len(outcome.curves) + bool(outcome.scores)
-    columns = min(3, count)
-    figure, axes = new_figure(-(-count // columns), columns)
+    figure, axes = figure_of(len(outcome.curves) + bool(outcome.scores))
     for axis, (task, found) in zip(axes, outcome.curves.items(), strict=False):
         until = max(max(curve) for curves in found.values() for curve in curves.values())
         for color, (name, curves) in zip(COLORS * 2, found.items(), strict=False):
@@ -130,8 +128,6 @@ def draw(outcome: Outcome, title: str, path: Path) -> None:
         axis.grid(alpha=0.3)
     if outcome.scores:
         draw_aggregates(axes[len(outcome.curves)], outcome.scores)
-    for axis in axes[count:]:
-        axis.set_visible(False)
     figure.suptitle(title)
     save_figure(figure, path)
 

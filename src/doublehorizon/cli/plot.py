@@ -11,7 +11,7 @@ import tyro
 
 from doublehorizon.analysis.aggregate import Interval, Scores, aggregate, profile
 from doublehorizon.analysis.curves import Curves, common_steps, find_curves, mean_and_interval, task_of
-from doublehorizon.analysis.figures import draw_aggregates, draw_curves, draw_profiles, new_figure, save_figure
+from doublehorizon.analysis.figures import draw_aggregates, draw_curves, draw_profiles, figure_of, save_figure
 from doublehorizon.errors import UserError
 
 _EXAMPLES = """Draws learning curves: mean and 95% interval over seeds, one picture per task.
@@ -127,9 +127,7 @@ def _scores(sets: Sets, until: int, labels: list[str]) -> dict[str, Scores]:
 
 
 def _draw(options: Plot, sets: Sets, until: int, scores: dict[str, Scores]) -> None:
-    count = len(sets) + (2 if scores else 0)
-    columns = min(3, count)
-    figure, axes = new_figure(-(-count // columns), columns)
+    figure, axes = figure_of(len(sets) + (2 if scores else 0))
     for place, (task, methods) in zip(axes, sets.items(), strict=False):
         draw_curves(place, methods, task, until)
     if scores:
@@ -137,8 +135,6 @@ def _draw(options: Plot, sets: Sets, until: int, scores: dict[str, Scores]) -> N
         taus = np.linspace(0.0, highest, 101)
         draw_aggregates(axes[len(sets)], {label: aggregate(method) for label, method in scores.items()})
         draw_profiles(axes[len(sets) + 1], taus, {label: profile(method, taus) for label, method in scores.items()})
-    for place in axes[count:]:
-        place.set_visible(False)
     save_figure(figure, options.out)
 
 
