@@ -251,12 +251,14 @@ def recording(tmp_path, num_rows: int):
 
 
 @pytest.mark.slow
-def test_recorded_steps_come_first_and_nothing_random(tmp_path):
+def test_recorded_steps_come_first_and_nothing_random(tmp_path, capfd):
     model = recording(tmp_path, 123)
     assert model.random_timesteps == 0
     seen = []
-    model.learn(40, out=tmp_path / "run", callback=lambda progress: seen.append(progress.num_rows))
+    model.learn(40, out=tmp_path / "run", callback=lambda progress: seen.append(progress.num_rows), progress_bar=True)
     assert seen == [140, 160]
+    captured = capfd.readouterr()
+    assert (captured.out + captured.err).count("the whole run takes at most") == 1
     assert json.loads((tmp_path / "run" / "config.json").read_text())["given"] == ["data"]
     assert progress_values(tmp_path / "run", "time/total_timesteps") == [0.0, 20.0, 40.0]
 

@@ -189,6 +189,31 @@ def test_a_worker_that_dies_is_replaced_and_nothing_is_lost():
     assert len(notes) >= 2 and all("killed by signal 9" in note and "restarted" in note for note in notes)
 
 
+def test_a_test_whose_worker_died_is_not_waited_for(tmp_path):
+    gate = tmp_path / "open"
+
+    def gated():
+        class Gated(gym.Wrapper):
+            def step(self, action):
+                while not gate.exists():
+                    time.sleep(0.01)
+                return super().step(action)
+
+        return Gated(gym.make("Pendulum-v1"))
+
+    with Crew(Recipe(gated, SPEC, step_timeout=20.0), [0]) as workers, crew([0]) as whole:
+        workers.start_evaluation(None, 0, 1)
+        process = processes_of(workers)[-1]
+        process.kill()
+        process.wait()
+        assert workers.finished_evaluations() == []  # another process has begun it anew, behind the gate
+        assert workers.finished_evaluations() == []
+        gate.touch()
+        whole.start_evaluation(None, 0, 1)
+        assert workers.finished_evaluations(block=True) == whole.finished_evaluations(block=True)
+        assert len(workers.pop_notes()) == 1
+
+
 ENDLESS_RUN = """
 import gymnasium as gym, signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that runs us in the background turns it off

@@ -146,7 +146,7 @@ def _show_progress(progress: Progress, metrics: Metrics | None, laps: dict[str, 
     left = seconds_left(progress.config, progress.task, steps, rows, done)
     figures = {name: float(np.mean(value)) for name, value in metrics.items()}
     view.advance(progress.step, progress.iteration, left, figures)
-    if learnt == (0 if progress.turn_steps == steps else 1):
+    if learnt == (0 if progress.first_fit > 0 and progress.turn_steps == steps else 1):  # the first whole one
         view.estimated(progress.seconds + left)
 
 

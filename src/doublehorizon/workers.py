@@ -182,6 +182,7 @@ class _RemoteWorker:
         self.seats, self._name, self._timeout = seats, recipe.spec.name, recipe.step_timeout
         self._pickled, self._notes = pickled, notes
         self._job: tuple[str, dict[SeatId, tuple]] | None = None
+        self._heard: tuple[str, Any] | None = None
         self._restarts = 0
         self._start()
 
@@ -216,21 +217,27 @@ class _RemoteWorker:
             self._replace()
 
     def ready(self) -> bool:
-        return bool(wait([self._pipe], timeout=0))
+        """Whether the answer is there. A process that died is replaced, but its successor is not waited for."""
+        if self._heard is None and wait([self._pipe], timeout=0):
+            self._listen()
+        return self._heard is not None
 
     def receive(self) -> dict[SeatId, Any]:
-        while True:
-            try:
-                kind, answer = self._pipe.recv()
-                break
-            except (EOFError, OSError):
-                self._replace()
+        while self._heard is None:
+            self._listen()
+        (kind, answer), self._heard = self._heard, None
         if kind == "mistake":
             raise UserError(answer)
         if kind == "failure":
             raise RunError(answer)
         self._job, self._restarts = None, 0
         return answer
+
+    def _listen(self) -> None:
+        try:
+            self._heard = self._pipe.recv()
+        except (EOFError, OSError):
+            self._replace()
 
     def dismiss(self) -> None:
         self._pipe.close()  # the worker reads the end of its pipe and leaves
