@@ -1,5 +1,7 @@
 """DeepMind's control suite: names, observations, time, chance."""
 
+import os
+
 import numpy as np
 import pytest
 
@@ -30,6 +32,13 @@ def test_random_returns_are_the_published_ones(name):
     assert spec.terminates is never and spec.rule is None
     found = Seat(Simulator(env, spec), seed=0).evaluate(0, None, num_episodes=10)
     assert abs(found - mean) < 3.5 * spread
+
+
+def test_finding_a_task_leaves_drawing_to_others(monkeypatch):
+    for variable in ("MUJOCO_GL", "DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(variable, raising=False)
+    assert dmc.find_task("dmc/cartpole-balance") == ("cartpole", "balance")
+    assert "MUJOCO_GL" not in os.environ
 
 
 def test_a_task_has_several_names():

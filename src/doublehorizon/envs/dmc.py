@@ -43,7 +43,8 @@ def find_task(name: str) -> tuple[str, str] | None:
 
 
 def _suite(name: str) -> Any:
-    if not any(os.environ.get(variable) for variable in ("MUJOCO_GL", "DISPLAY", "WAYLAND_DISPLAY")):
+    blind = not any(os.environ.get(variable) for variable in ("MUJOCO_GL", "DISPLAY", "WAYLAND_DISPLAY"))
+    if blind:
         os.environ["MUJOCO_GL"] = "disabled"  # without a display the suite's import would complain
     try:
         from dm_control import suite  # type: ignore[import-not-found]
@@ -52,6 +53,9 @@ def _suite(name: str) -> Any:
             f"{name!r} names a task of DeepMind's control suite, which is not installed. Install it with "
             "pip install 'doublehorizon[dmc]'."
         ) from problem
+    finally:
+        if blind:
+            del os.environ["MUJOCO_GL"]  # others may draw without a display
     return suite
 
 

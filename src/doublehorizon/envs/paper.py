@@ -3,12 +3,14 @@
 They are close to Gymnasium's v4 tasks (same model files) but not the same: velocities are not clipped, Ant and
 Humanoid observe positions and velocities only, the bonus for being healthy is not paid on the step that ends an
 episode, Ant pays for contact forces, and Humanoid moves for free (the authors' weights 1.25 and 0.1 were overwritten
-by their base class, so 1.0 and 0 made the curves).
+by their base class, so 1.0 and 0 made the curves). Contacts begin where they did in the curves' MuJoCo, 2.3.
 """
 
+import functools
 from typing import Any, ClassVar
 
 import gymnasium as gym
+import mujoco
 import numpy as np
 from gymnasium.envs.mujoco import MujocoEnv
 from gymnasium.spaces import Box
@@ -29,6 +31,8 @@ class PaperTask(MujocoEnv):
 
     def __init__(self, **options: Any):
         super().__init__(self.model_file, self.frame_skip_, observation_space=None, **options)
+        if _margins_add_up():
+            self.model.geom_margin[:] /= 2.0  # in these models every geom has the same
         self.metadata = {**type(self).metadata, "render_fps": round(1.0 / self.dt)}
         size = self.data.qpos.size - self.first_position + self.data.qvel.size
         self.observation_space = Box(-np.inf, np.inf, (size,), np.float64)
@@ -69,6 +73,19 @@ class PaperTask(MujocoEnv):
     def _uniform_and_normal(self, scale: float) -> tuple[np.ndarray, np.ndarray]:
         position = self.np_random.uniform(-scale, scale, self.model.nq)
         return position, scale * self.np_random.standard_normal(self.model.nv)
+
+
+@functools.cache
+def _margins_add_up() -> bool:
+    """Whether two geoms touch within the sum of their margins, as in MuJoCo since 3.4 or 3.5, or within the larger
+    one. That doubles the distance at which Hopper, Ant and Humanoid feel the ground."""
+    sphere = '<geom size="1" margin="0.1"/>'
+    apart = f'<body pos="0 0 2.15"><freejoint/>{sphere}</body>'
+    engine: Any = mujoco  # it has no types
+    model = engine.MjModel.from_xml_string(f"<mujoco><worldbody>{sphere}{apart}</worldbody></mujoco>")
+    data = engine.MjData(model)
+    engine.mj_forward(model, data)
+    return data.ncon > 0
 
 
 class HalfCheetah(PaperTask):
