@@ -97,8 +97,9 @@ class _Ray:
         )
 
         self._ray, self._root, self._board, self._share = ray, root, board, share
-        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
-        # it takes no core, and lives where the answers are read: a lost node must not take it along
+        # it takes no core, and lives where the answers are read: a lost node must not take it along. Ray may only wish
+        # for that (`soft`), and then puts it elsewhere where it starts sooner
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         self._mail = Queue(maxsize=64, actor_options={"num_cpus": 0, "scheduling_strategy": here})
         self._losses: dict[str, int] = {}
 
