@@ -3,8 +3,8 @@
     python -m venv OLD && OLD/bin/pip install "mujoco==2.3.7" "gymnasium==0.29.1" "numpy<2"
     python benchmarks/contacts.py --others OLD/bin/python
 
-Both simulate the same episodes from the same model files, without ends, and print the largest difference of positions
-and velocities after each so many steps. With `--states FILE` it is the other one: it needs MuJoCo and Gymnasium alone.
+Both simulate the same episodes from the same model files, without ends; printed is the largest difference of positions
+and velocities. With `--states FILE` it is the other one: it needs MuJoCo and Gymnasium alone.
 """
 
 import argparse
@@ -16,7 +16,7 @@ import gymnasium
 import mujoco
 import numpy as np
 
-FILES = {"HalfCheetah": 5, "Hopper": 4, "Walker2d": 4, "Ant": 5, "Humanoid": 5}
+FRAME_SKIPS = {"HalfCheetah": 5, "Hopper": 4, "Walker2d": 4, "Ant": 5, "Humanoid": 5}
 EPISODES, STEPS = 60, 25
 
 
@@ -53,7 +53,7 @@ def compare(others: str) -> None:
         with np.load(file) as loaded:
             expected = dict(loaded)
     print(f"MuJoCo {mujoco.__version__} against {expected.pop('version')}: largest difference within {STEPS} steps")
-    for name, skip in FILES.items():
+    for name, skip in FRAME_SKIPS.items():
         as_read, ours = (states(m, skip) for m in (plain_model(name), paper.TASKS[name]().model))
         apart = [float(np.abs(found - expected[name]).max()) for found in (as_read, ours)]
         print(f"  {name:12s} the file as it is {apart[0]:8.1e}    paper/{name} {apart[1]:8.1e}")
@@ -65,7 +65,7 @@ if __name__ == "__main__":
     parser.add_argument("--states", metavar="FILE", help="write the states that this MuJoCo finds")
     options = parser.parse_args()
     if options.states:
-        found = {name: states(plain_model(name), skip) for name, skip in FILES.items()}
+        found = {name: states(plain_model(name), skip) for name, skip in FRAME_SKIPS.items()}
         np.savez(options.states, version=mujoco.__version__, **found)
     elif options.others:
         compare(options.others)

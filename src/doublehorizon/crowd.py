@@ -97,8 +97,8 @@ class _Ray:
         )
 
         self._ray, self._root, self._board, self._share = ray, root, board, share
-        # it takes no core, and lives where the answers are read: a lost node must not take it along. Ray may only wish
-        # for that (`soft`), and then puts it elsewhere where it starts sooner
+        # it takes no core, and lives where the answers are read: a lost node must not take it along. As a wish
+        # (`soft`) it is not enough: Ray then puts it elsewhere if it starts sooner there
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         self._mail = Queue(maxsize=64, actor_options={"num_cpus": 0, "scheduling_strategy": here})
         self._losses: dict[str, int] = {}

@@ -77,8 +77,8 @@ class PaperTask(MujocoEnv):
 
 @functools.cache
 def _margins_add_up() -> bool:
-    """Whether two geoms touch within the sum of their margins, as in MuJoCo since 3.4 or 3.5, or within the larger
-    one. That doubles the distance at which Hopper, Ant and Humanoid feel the ground."""
+    """Whether two geoms touch within the sum of their margins, as in MuJoCo since 3.5, or within the larger one.
+    That doubles the distance at which Hopper, Ant and Humanoid feel the ground."""
     sphere = '<geom size="1" margin="0.1"/>'
     apart = f'<body pos="0 0 2.15"><freejoint/>{sphere}</body>'
     engine: Any = mujoco  # it has no types
