@@ -73,9 +73,9 @@ def run(arguments: list[str]) -> int:
 
 
 def _draw(found: dict[int, "Tradeoff"], path: Path) -> None:
-    from doublehorizon.analysis.figures import COLORS, new_figure, save_figure
+    from doublehorizon.analysis.figures import COLORS, figure_of, save_figure
 
-    figure, axes = new_figure(1, 4)
+    figure, axes = figure_of(4)
     parts = {
         "bias": "the paper's bias",
         "distance": "squared distance of mean gradients",

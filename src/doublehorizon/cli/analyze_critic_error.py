@@ -109,9 +109,9 @@ def _measure(options: CriticError, model: "DHMBPO", subject: "Subject", bar: Pro
 
 
 def _draw(found: Found, path: Any) -> None:
-    from doublehorizon.analysis.figures import COLORS, new_figure, save_figure
+    from doublehorizon.analysis.figures import COLORS, figure_of, save_figure
 
-    figure, axes = new_figure(1, len(found))
+    figure, axes = figure_of(len(found))
     for axis, (seed, curves) in zip(axes, found.items(), strict=True):
         for color, (label, curve) in zip(COLORS, curves.items(), strict=False):
             mean, half = curve.mean_and_interval()

@@ -126,22 +126,7 @@ def _draw(found: dict[int, Found], path: Path) -> None:
     from doublehorizon.analysis.figures import COLORS, new_figure, save_figure
 
     figure, (bars, loop) = new_figure(1, 2)
-    names = list(dict.fromkeys(name for one in found.values() for name in one.accuracy))
-    width = 0.8 / len(names)
-    for k, name in enumerate(names):
-        for seed, one in found.items():
-            if name in one.accuracy:
-                label = name if seed == next(iter(found)) else None
-                bars.bar(
-                    list(found).index(seed) + k * width,
-                    one.accuracy[name].total_relative,
-                    width,
-                    color=COLORS[k % 8],
-                    label=label,
-                )
-    bars.set_xticks([i + 0.4 - width / 2 for i in range(len(found))], [f"seed {seed}" for seed in found])
-    bars.set(title="one step ahead", ylabel="RMSE / standard deviation")
-    bars.legend(fontsize="small")
+    _draw_accuracy(bars, found)
     for color, (seed, one) in zip(COLORS * len(found), found.items(), strict=False):
         steps = range(1, len(one.open_loop.error) + 1)
         loop.plot(steps, one.open_loop.error, color=color, label=f"seed {seed}: error")
@@ -153,6 +138,31 @@ def _draw(found: dict[int, Found], path: Path) -> None:
     for axis in (bars, loop):
         axis.grid(alpha=0.3)
     save_figure(figure, path)
+
+
+def _draw_accuracy(axis: Any, found: dict[int, Found]) -> None:
+    """A group of bars for each model, a color for each kind of data; bars are means over seeds, points the seeds."""
+    from doublehorizon.analysis.figures import COLORS
+
+    names = list(dict.fromkeys(name for one in found.values() for name in one.accuracy))
+    models = list(dict.fromkeys(_model_of(name) for name in names))
+    for k, kind in enumerate(("training", "held out", "later")):
+        chosen = [name for name in names if name.startswith(kind)]
+        places = [models.index(_model_of(name)) + (k - 1) * 0.27 for name in chosen]
+        heights = [
+            [one.accuracy[name].total_relative for one in found.values() if name in one.accuracy] for name in chosen
+        ]
+        axis.bar(places, [sum(each) / len(each) for each in heights], 0.25, color=COLORS[k], label=kind)
+        for place, each in zip(places, heights, strict=True):
+            axis.plot([place] * len(each), each, ".", color="black", markersize=4)
+    axis.set_xticks(range(len(models)), models)
+    axis.set(title="one step ahead", ylabel="RMSE / standard deviation")
+    axis.legend(fontsize="small")
+
+
+def _model_of(name: str) -> str:
+    """Which model an accuracy is of: "later, fitted to 5000" -> "fitted to 5000", "training" -> "the run's"."""
+    return name.partition(", ")[2] or "the run's"
 
 
 def _words(found: dict[int, Found]) -> str:
