@@ -47,6 +47,11 @@ def mistake(capsys, *words: str) -> str:
     return capsys.readouterr().err
 
 
+def write_rows(path: Path, rows: list[dict[str, str]]) -> None:
+    lines = [",".join(rows[0]), *(",".join(row.values()) for row in rows)]
+    path.write_text("\n".join(lines) + "\n")
+
+
 def test_eval_repeats_itself_and_other_episodes_differ(run, capsys):
     first = json.loads(said(capsys, "eval", str(run), "--episodes", "2", "--json"))["returns"]
     again = json.loads(said(capsys, "eval", str(run), "--episodes", "1", "--first", "1", "--json"))["returns"]
@@ -140,7 +145,31 @@ def test_plot_draws_runs_and_references_of_several_tasks(run, tmp_path, capsys):
     assert (tmp_path / "b.png").read_bytes().startswith(b"\x89PNG")
     assert "holds no run" in mistake(capsys, "plot", str(tmp_path / "published"))
     assert "labels of their own" in mistake(capsys, "plot", str(run), str(run))
+    assert "seed 0 is in two of the runs" in mistake(capsys, "plot", f"a={run}", f"a={run}")
     assert ".png, .svg or .pdf" in mistake(capsys, "plot", str(run), "--out", str(tmp_path / "c.xyz"))
+
+
+def test_plot_takes_more_seeds_of_a_method_together_and_draws_a_reference_beside_it(run, tmp_path, capsys):
+    more = tmp_path / "more"
+    shutil.copytree(run, more)
+    rows = read_rows(run / "eval.csv")
+    later = [row | {"seed": str(int(row["seed"]) + 100), "reward": str(float(row["reward"]) + 2.0)} for row in rows]
+    write_rows(more / "eval.csv", later)
+    task = json.loads((run / "config.json").read_text())["env"]["name"].rsplit("/", 1)[-1]
+    (tmp_path / "published").mkdir()
+    write_rows(tmp_path / "published" / f"{task}.csv", later)
+    words = ["plot", f"ours={run}", f"ours={more}", "--reference", f"ours={tmp_path / 'published'}"]
+    found = json.loads(said(capsys, *words, "--out", str(tmp_path / "a.svg"), "--json"))["last"][task]
+    assert set(found) == {"ours", "ours, reference"}
+    np.testing.assert_allclose(found["ours"]["value"] + 1.0, found["ours, reference"]["value"])  # half of its seeds
+    several = ["compare", str(run), str(more), "--reference", str(tmp_path / "published"), "--steps", "80"]
+    both = json.loads(said(capsys, *several, "--json"))
+    assert len(both["ours"]) == 4 and both["difference"] == pytest.approx(-1.0)
+    assert "in two of the runs" in mistake(capsys, "compare", str(run), str(run), "--reference", str(run))
+    assert "several tasks" in mistake(capsys, "compare", str(run), str(tmp_path), "--reference", str(run))
+    assert "nothing to compare" in mistake(capsys, "compare", "--reference", str(run))
+    drawn = (tmp_path / "a.svg").read_text()
+    assert drawn.count("stroke-dasharray") == 2  # its line, and that of the legend
 
 
 def test_a_report_holds_what_it_shows_and_nothing_can_break_out_of_it(run, tmp_path):

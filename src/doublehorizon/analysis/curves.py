@@ -63,6 +63,14 @@ def find_curves(path: Path, task: str | None = None, column: str = "reward") -> 
     raise UserError(f"{path} holds no {wanted}. Give a run folder, a CSV file, or a folder of published curves.")
 
 
+def joined(some: Curves, more: Curves) -> Curves:
+    """The seeds of two runs of the same task, as one set."""
+    twice = [name for name in more if name in some]
+    if twice:
+        raise UserError(f"seed {twice[0]} is in two of the runs, so they cannot be taken together.")
+    return some | more
+
+
 def task_of(run: Path) -> str | None:
     """The task a run folder was trained on, as published files name it: `paper/Hopper` is `Hopper`."""
     try:

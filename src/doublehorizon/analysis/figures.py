@@ -58,20 +58,28 @@ def plot(sets: Mapping[str, Curves], title: str, path: Path, until: int | None =
 
 
 def draw_curves(
-    axes: Any, sets: Mapping[str, tuple[Curves, Curves | None]], title: str, until: int | None = None
+    axes: Any,
+    sets: Mapping[str, tuple[Curves, Curves | None]],
+    title: str,
+    until: int | None = None,
+    twins: Mapping[str, str] | None = None,
 ) -> None:
-    """Mean and 95% interval over seeds of each set; against the seconds in its second curves, if it has them."""
-    is_time = False
-    for k, (label, (curves, times)) in enumerate(sets.items()):
+    """Mean and 95% interval over seeds of each set; against the seconds in its second curves, if it has them. Of a
+    twin the mean alone, dashed, in the color of the set that it is beside."""
+    is_time, twins = False, twins or {}
+    own = [label for label in sets if label not in twins]
+    for label, (curves, times) in sets.items():
         steps = common_steps(curves, until)
         mean, half = mean_and_interval(curves, steps)
         is_time = times is not None
         at = np.asarray(steps) if times is None else mean_and_interval(times, steps)[0] / 60.0
-        color = COLORS[k % len(COLORS)]
-        axes.plot(at, mean, color=color, label=f"{label} ({len(curves)} seed{'s' if len(curves) > 1 else ''})")
-        axes.fill_between(at, mean - half, mean + half, color=color, alpha=0.2, linewidth=0)
+        color = COLORS[own.index(twins.get(label, label)) % len(COLORS)]
+        dashes, told = "--" if label in twins else "-", f"{len(curves)} seed{'s' if len(curves) > 1 else ''}"
+        axes.plot(at, mean, dashes, color=color, label=f"{label} ({told})")
+        if label not in twins:
+            axes.fill_between(at, mean - half, mean + half, color=color, alpha=0.2, linewidth=0)
     axes.set(title=title, xlabel="minutes" if is_time else "simulator steps", ylabel="test return")
-    axes.legend(loc="lower right", fontsize="small")
+    axes.legend(loc="upper left" if twins else "lower right", fontsize="x-small" if len(sets) > 5 else "small")
     axes.grid(alpha=0.3)
     if not is_time:
         axes.xaxis.set_major_formatter(lambda x, _: f"{x / 1000:g}k" if x >= 1000 else f"{x:g}")

@@ -1,6 +1,7 @@
 """`doublehorizon compare`."""
 
 import dataclasses
+import functools
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,14 +10,16 @@ from typing import Annotated
 import numpy as np
 import tyro
 
-from doublehorizon.analysis.curves import Comparison, compare, find_curves, task_of
+from doublehorizon.analysis.curves import Comparison, compare, find_curves, joined, task_of
 from doublehorizon.analysis.figures import plot
+from doublehorizon.errors import UserError
 
 _EXAMPLES = """Compares a run with published curves, or with another run: each seed scores its mean return over
 the given evaluations, and Welch's 95% interval of the difference says whether the run is worse beyond chance.
 
 examples:
   doublehorizon compare runs/hopper --reference published/gym/esvg
+  doublehorizon compare runs/hopper runs/hopper-more-seeds --reference published/gym/esvg
   doublehorizon compare runs/a --reference runs/b --steps 10000 20000 --plot a-and-b.png"""
 
 
@@ -24,8 +27,8 @@ examples:
 class Compare:
     """What `doublehorizon compare` takes."""
 
-    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """A run folder, or a CSV file with the columns step,reward,seed."""
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """A run folder, or a CSV file with the columns step,reward,seed; several with other seeds are taken together."""
     reference: Path
     """What to compare with: a run folder, a CSV file, or a folder with a file <Task>.csv."""
     steps: tuple[int, ...] = (20_000, 30_000, 40_000, 50_000)
@@ -39,12 +42,18 @@ class Compare:
 def run(arguments: list[str]) -> int:
     """Status 0 whatever the comparison says; its words are in the output."""
     options = tyro.cli(Compare, prog="doublehorizon compare", description=_EXAMPLES, args=arguments)
-    task = task_of(options.run)
-    ours, theirs = find_curves(options.run), find_curves(options.reference, task)
+    if not options.runs:
+        raise UserError("there is nothing to compare: give at least one run folder.")
+    tasks = [task_of(folder) for folder in options.runs]
+    if len(set(tasks)) > 1:
+        raise UserError(f"the runs are of several tasks ({', '.join(map(str, tasks))}): compare those of one task.")
+    task = tasks[0]
+    ours = functools.reduce(joined, map(find_curves, options.runs))
+    theirs = find_curves(options.reference, task)
     result = compare(ours, theirs, options.steps)
     if options.plot is not None:
         until = max(max(curve) for curve in ours.values())
-        plot({"this run": ours, "reference": theirs}, task or options.run.name, options.plot, until)
+        plot({"this run": ours, "reference": theirs}, task or options.runs[0].name, options.plot, until)
     print(json.dumps(dataclasses.asdict(result) | {"below": result.below}) if options.json else _words(result))
     return 0
 

@@ -10,7 +10,7 @@ import numpy as np
 import tyro
 
 from doublehorizon.analysis.aggregate import Interval, Scores, aggregate, profile
-from doublehorizon.analysis.curves import Curves, common_steps, find_curves, mean_and_interval, task_of
+from doublehorizon.analysis.curves import Curves, common_steps, find_curves, joined, mean_and_interval, task_of
 from doublehorizon.analysis.figures import draw_aggregates, draw_curves, draw_profiles, figure_of, save_figure
 from doublehorizon.errors import UserError
 
@@ -20,10 +20,12 @@ examples:
   doublehorizon plot runs/hopper
   doublehorizon plot default=runs/hopper light=runs/hopper-light --out hopper.svg
   doublehorizon plot runs/gym --reference published=FOLDER        # a folder of runs, and published curves
+  doublehorizon plot svg=runs/svg sac=runs/sac --reference svg=FOLDER sac=FOLDER    # each beside its own, dashed
   doublehorizon plot runs/hopper --x time --csv hopper.csv
 
 A path is a run folder, a folder of runs, or a CSV file with the columns step,reward,seed (and time). Paths with the
-same label are one method. With several tasks the figure ends with IQM, median and mean over tasks and a profile."""
+same label are one method; several runs of one task must have other seeds. With several tasks the figure ends with IQM,
+median and mean over tasks and a profile."""
 
 
 @dataclass
@@ -33,7 +35,7 @@ class Plot:
     runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[LABEL=]PATH")]
     """What to draw."""
     reference: tuple[str, ...] = ()
-    """[LABEL=]FOLDER with published curves, one CSV file per task."""
+    """[LABEL=]FOLDER with published curves, one CSV file per task. With the label of a run: dashed, in its color."""
     out: Path = Path("curves.png")
     """The figure: .png, .svg or .pdf."""
     x: Literal["steps", "time"] = "steps"
@@ -55,10 +57,10 @@ def run(arguments: list[str]) -> int:
     options = tyro.cli(Plot, prog="doublehorizon plot", description=_EXAMPLES, args=arguments)
     if not options.runs:
         raise UserError("there is nothing to draw: give at least one run folder.")
-    sets = _collect(options)
+    sets, references = _collect(options)
     until = options.until or max(max(curve) for task in sets.values() for curve in _first(task).values())
-    scores = _scores(sets, until, list(sets and next(iter(sets.values()))))
-    _draw(options, sets, until, scores)
+    scores = _scores(sets, until, references)
+    _draw(options, sets, until, scores, references)
     if options.csv is not None:
         _write_csv(sets, until, options.csv)
     print(json.dumps(_summary(sets, until, scores, options.out)) if options.json else _words(sets, until, scores))
@@ -71,26 +73,39 @@ def _first(task: dict[str, tuple[Curves, Curves | None]]) -> Curves:
     return next(iter(task.values()))[0]
 
 
-def _collect(options: Plot) -> Sets:
+def _collect(options: Plot) -> tuple[Sets, dict[str, str | None]]:
+    """All curves; and which of the labels are references, with the label of the runs that one is beside, if any."""
     sets: Sets = {}
+    with_times = options.x == "time"
     for text in options.runs:
         label, path = _labelled(text)
         for folder in _run_folders(path):
-            task = task_of(folder) or folder.stem
-            _add(sets, task, label, folder, None, options.x == "time")
+            _add(sets.setdefault(task_of(folder) or folder.stem, {}), label, _read(folder, None, with_times))
+    methods = {label for task in sets.values() for label in task}
+    references: dict[str, str | None] = {}
     for text in options.reference:
         label, path = _labelled(text)
-        for task in sets:
-            _add(sets, task, label, path, task, options.x == "time")
-    return sets
+        name = f"{label}, reference" if label in methods else label
+        references[name] = label if label in methods else None
+        for task, place in sets.items():
+            if label in place or label not in methods:
+                _add(place, name, _read(path, task, with_times))
+    return sets, references
 
 
-def _add(sets: Sets, task: str, label: str, path: Path, name: str | None, with_times: bool) -> None:
-    place = sets.setdefault(task, {})
+def _read(path: Path, task: str | None, with_times: bool) -> tuple[Curves, Curves | None]:
+    return find_curves(path, task), find_curves(path, task, "time") if with_times else None
+
+
+def _add(place: dict[str, tuple[Curves, Curves | None]], label: str, found: tuple[Curves, Curves | None]) -> None:
+    """More seeds of a method that is there already are added to it."""
     if label in place:
-        raise UserError(f"two curves of {task} have the label {label!r}. Give them labels of their own: LABEL=PATH.")
-    times = find_curves(path, name, "time") if with_times else None
-    place[label] = (find_curves(path, name), times)
+        (curves, times), (more, more_times) = place[label], found
+        try:
+            found = joined(curves, more), None if times is None else joined(times, more_times or {})
+        except UserError as problem:
+            raise UserError(f"label {label!r}: {problem} Give them labels of their own: LABEL=PATH.") from problem
+    place[label] = found
 
 
 def _labelled(text: str) -> tuple[str, Path]:
@@ -110,26 +125,27 @@ def _run_folders(path: Path) -> list[Path]:
     return found
 
 
-def _scores(sets: Sets, until: int, labels: list[str]) -> dict[str, Scores]:
-    """Last returns of the methods that every task has, by those of the last of these methods: a reference if there is
-    one. Nothing where there are fewer than two tasks."""
-    labels = [label for label in labels if all(label in task for task in sets.values())]
+def _scores(sets: Sets, until: int, references: dict[str, str | None]) -> dict[str, Scores]:
+    """Last returns of the methods that every task has, in units of the first reference's mean, or of the last method's
+    where there is no reference. Nothing where there are fewer than two tasks."""
+    labels = [label for label in next(iter(sets.values())) if all(label in task for task in sets.values())]
     if len(sets) < 2 or not labels:
         return {}
-    scores: dict[str, Scores] = {label: {} for label in labels}
+    unit = next(iter(references), labels[-1])
+    scores: dict[str, Scores] = {label: {} for label in labels if not references.get(label)}
     for task, methods in sets.items():
         step = min(common_steps(methods[label][0], until)[-1] for label in labels)
         finals = {label: np.array([curve[step] for curve in methods[label][0].values()]) for label in labels}
-        scale = float(np.mean(finals[labels[-1]]))
-        for label in labels:
-            scores[label][task] = finals[label] / scale
+        for label in scores:
+            scores[label][task] = finals[label] / float(np.mean(finals[unit]))
     return scores
 
 
-def _draw(options: Plot, sets: Sets, until: int, scores: dict[str, Scores]) -> None:
+def _draw(options: Plot, sets: Sets, until: int, scores: dict[str, Scores], references: dict[str, str | None]) -> None:
     figure, axes = figure_of(len(sets) + (2 if scores else 0))
+    twins = {label: beside for label, beside in references.items() if beside is not None}
     for place, (task, methods) in zip(axes, sets.items(), strict=False):
-        draw_curves(place, methods, task, until)
+        draw_curves(place, methods, task, until, twins)
     if scores:
         highest = max(float(np.max(runs)) for method in scores.values() for runs in method.values())
         taus = np.linspace(0.0, highest, 101)
