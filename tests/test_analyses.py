@@ -20,6 +20,7 @@ from doublehorizon.config import CriticConfig, Horizons
 from doublehorizon.networks import Critic, ensemble
 from doublehorizon.presets import RELATIVES
 from doublehorizon.records import changed
+from doublehorizon.rollouts import push
 from doublehorizon.types import Task, Transition
 from doublehorizon.updates import Policy, Setting
 from doublehorizon.values import Bounds
@@ -75,6 +76,20 @@ def test_gradients_in_a_linear_quadratic_world_are_those_of_a_direct_computation
     np.testing.assert_allclose(
         found.noise, np.var(direct, axis=1, ddof=1) / size**2 / TINY.policy.batch_size, rtol=2e-3
     )
+
+
+def test_gradients_are_measured_where_training_begins_or_in_the_replay():
+    subject = lq_subject(np.zeros((128, 1), np.float32), 0.25)
+    ring = push(subject.state.ring, jnp.ones((TINY.policy.ring_capacity // 2, 1)))  # the other half is still empty
+    filled = replace(subject, state=eqx.tree_at(lambda s: s.ring, subject.state, ring))
+    assert np.all(filled.starts(512, jr.key(0)) == 1.0) and np.all(subject.starts(512, jr.key(0)) == 0.0)
+    for from_replay, at in ((False, 1.0), (True, 0.0)):
+        found = gradients.measure(filled, (1, 2), 128, 4, from_replay=from_replay)
+        slopes = np.array([slope_of_the_value(np.array([at]), 0.25, t)[0] for t in (1, 2)]) / 2
+        np.testing.assert_allclose(found.distance[0], (slopes[0] - slopes[1]) ** 2, rtol=1e-3)
+        np.testing.assert_allclose(
+            found.error, found.distance + found.noise / 19, atol=1e-6
+        )  # Adam's mean of gradients
 
 
 def test_the_noise_of_a_single_rollout_is_seen_through_the_mean_of_many():

@@ -24,6 +24,7 @@ from doublehorizon.updates import Policy, Setting, actor_gradient, actor_objecti
 HORIZONS = (1, 3, 5, 7, 9)
 GROUPS = 16  # of states; how their sums differ says how sure a figure is
 _SIDE_BY_SIDE = 8  # states that are rolled out at once
+_ADAM = (1 - 0.9) / (1 + 0.9)  # variance of the mean of recent gradients that Adam steps along, by that of one of them
 
 
 class Sums(eqx.Module):
@@ -55,7 +56,7 @@ class Tradeoff:
     noise: np.ndarray
     """Mean squared error that chance adds to the gradient of a batch in training, with one rollout per state."""
     error: np.ndarray
-    """distance + noise: how wrong a training step is."""
+    """How wrong a training step is: the distance, and what is left of the noise in Adam's mean of recent gradients."""
     spread: np.ndarray
     """Standard errors of what each `error` is above the least one, by leaving out one group of states at a time."""
 
@@ -112,7 +113,7 @@ def _least_wrong(found: list[Tradeoff], possible: list[int]) -> int:
 def _reason(one: Tradeoff, horizon: int) -> str:
     at, noise = one.horizons.index(horizon), one.noise
     if at == 0:
-        return "with more the gradient hardly changes, while its noise grows."
+        return "with more its noise grows by more than it comes closer to the truth."
     if at == len(one.horizons) - 1:
         return "up to there noise hardly grows, while the gradient still comes closer to the truth."
     return (
@@ -128,8 +129,10 @@ def measure(
     num_rollouts: int = 64,
     key: PRNGKeyArray | None = None,
     tick: Callable[[], None] = lambda: None,
+    from_replay: bool = False,
 ) -> Tradeoff:
-    """Measures all horizons on the same states with the same chance. `tick` is called for each group."""
+    """Measures all horizons on the same states, those where training begins or any of the replay, with the same chance.
+    `tick` is called for each group."""
     horizons = tuple(sorted(set(horizons)))
     multiple = 2 * max(1, subject.config.model.members)
     num_rollouts = -(-num_rollouts // multiple) * multiple
@@ -138,7 +141,8 @@ def measure(
     if horizons[0] < 1 or len(horizons) < 2:
         raise UserError(f"the horizons are {horizons}, but at least two are needed, of 1 step or more.")
     key_states, key_chance = jr.split(jr.key(0) if key is None else key)
-    states = subject.starts(num_states, key_states).reshape(GROUPS, -1, subject.task.obs_size)
+    starts = subject.drawn(num_states, key_states).obs if from_replay else subject.starts(num_states, key_states)
+    states = starts.reshape(GROUPS, -1, subject.task.obs_size)
     keys = jr.split(key_chance, num_states).reshape(GROUPS, -1)
     groups = []
     for group in range(GROUPS):
@@ -235,7 +239,7 @@ def _tradeoff(horizons: tuple[int, ...], counts: tuple[int, int], batch_size: in
         }
 
     def error(found: dict[str, np.ndarray]) -> np.ndarray:
-        return np.maximum(found["distance"], 0.0) + found["noise"]
+        return np.maximum(found["distance"], 0.0) + _ADAM * found["noise"]
 
     everything = np.arange(len(groups))
     found = figures(everything)

@@ -45,7 +45,13 @@ class Subject:
         return jax.tree.map(lambda x: x[at], self.replay.rows)
 
     def starts(self, count: int, key: PRNGKeyArray) -> Float[Array, "count obs"]:
-        return self.drawn(count, key).obs
+        """States from which training rollouts begin: those that the last distribution rollouts came to; of the replay
+        in a run without them."""
+        ring = self.state.ring
+        if ring is None or int(ring.size) == 0:
+            return self.drawn(count, key).obs
+        at = jr.choice(key, int(ring.size), (count,), replace=count > int(ring.size))
+        return (ring.rows.obs if isinstance(ring.rows, Transition) else ring.rows)[at]
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
 from rich.console import Console
@@ -20,7 +20,7 @@ without an environment step: a longer rollout leaves less to the critics, whose 
 
 examples:
   doublehorizon advise-horizon runs/hopper
-  doublehorizon advise-horizon runs/hopper --states 2048 --rollouts 2048     # the paper's numbers, for a GPU"""
+  doublehorizon advise-horizon runs/hopper --states 2048 --rollouts 2048 --starts replay    # as in the paper"""
 
 
 @dataclass
@@ -30,7 +30,9 @@ class AdviseHorizon(Analyze):
     horizons: tuple[int, ...] = (1, 3, 5, 7, 9)
     """Those that are compared, with that of the run; the longest stands for the truth."""
     states: int = 256
-    """States of the replay."""
+    """States from which rollouts begin."""
+    starts: Literal["training", "replay"] = "training"
+    """Where that is: where training begins, in states that distribution rollouts came to; or in the replay's."""
     rollouts: int = 64
     """Imagined rollouts from each."""
 
@@ -59,7 +61,11 @@ def run(arguments: list[str]) -> int:
             horizons = (*options.horizons, current) if current > 0 else options.horizons
             counts = (horizons, options.states, options.rollouts)
             found[subject.seed] = gradients.measure(
-                subject, *counts, jr.key(subject.seed), lambda task=task: bar.advance(task)
+                subject,
+                *counts,
+                jr.key(subject.seed),
+                lambda task=task: bar.advance(task),
+                from_replay=options.starts == "replay",
             )
             bar.remove_task(task)
     path = options.figure("horizons")
