@@ -126,16 +126,18 @@ def _run_folders(path: Path) -> list[Path]:
 
 
 def _scores(sets: Sets, until: int, references: dict[str, str | None]) -> dict[str, Scores]:
-    """Last returns of the methods that every task has, in units of the first reference's mean, or of the last method's
-    where there is no reference. Nothing where there are fewer than two tasks."""
+    """Returns at the last step that all methods have, of the methods that every task has, in units of the first
+    reference's mean, or of the last method's where there is no reference. Nothing for a single task."""
     labels = [label for label in next(iter(sets.values())) if all(label in task for task in sets.values())]
     if len(sets) < 2 or not labels:
         return {}
-    unit = next(iter(references), labels[-1])
+    unit = next((label for label in references if label in labels), labels[-1])
     scores: dict[str, Scores] = {label: {} for label in labels if not references.get(label)}
     for task, methods in sets.items():
-        step = min(common_steps(methods[label][0], until)[-1] for label in labels)
-        finals = {label: np.array([curve[step] for curve in methods[label][0].values()]) for label in labels}
+        common = set.intersection(*(set(common_steps(methods[label][0], until)) for label in labels))
+        if not common:
+            return {}
+        finals = {label: np.array([curve[max(common)] for curve in methods[label][0].values()]) for label in labels}
         for label in scores:
             scores[label][task] = finals[label] / float(np.mean(finals[unit]))
     return scores
