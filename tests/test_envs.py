@@ -1,4 +1,5 @@
 import gymnasium as gym
+import mujoco
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -56,6 +57,17 @@ def test_the_papers_robots_touch_the_ground_as_they_did_in_its_curves(name):
         env.step(0.5 * high * np.sin(t + np.arange(env.model.nu)))
     found = (env.data.qpos[0], np.abs(env.data.qvel).sum())
     assert found == pytest.approx(BY_OLD_MUJOCO[name], rel=1e-5)
+
+
+def test_the_cheetah_weighs_what_its_file_asks_for_and_nothing_warns(capfd):
+    env = paper.TASKS["HalfCheetah"](width=1000)
+    assert "settotalmass" not in "".join(capfd.readouterr())
+    assert env.model.vis.global_.offwidth == 1000
+    compiled = mujoco.MjModel.from_xml_path(env.fullpath)  # by the option that MuJoCo warns of
+    for name in ("body_mass", "body_inertia", "dof_invweight0", "body_invweight0", "body_subtreemass", "actuator_acc0"):
+        np.testing.assert_array_equal(getattr(env.model, name), getattr(compiled, name))
+    assert env.model.stat.meaninertia == pytest.approx(compiled.stat.meaninertia, rel=1e-12)
+    assert env.model.stat.meanmass == pytest.approx(compiled.stat.meanmass, rel=1e-12)
 
 
 @pytest.mark.parametrize("name", [n for n in PUBLISHED if n != "HalfCheetah"])

@@ -7,6 +7,8 @@ by their base class, so 1.0 and 0 made the curves). Contacts begin where they di
 """
 
 import functools
+import re
+from pathlib import Path
 from typing import Any, ClassVar
 
 import gymnasium as gym
@@ -91,6 +93,25 @@ def _margins_add_up() -> bool:
 class HalfCheetah(PaperTask):
     model_file, frame_skip_ = "half_cheetah.xml", 5
     control_cost = 0.1
+
+    def _initialize_simulation(self) -> tuple[Any, Any]:
+        """The file asks the compiler for a total mass. MuJoCo warns that this will go, and says what to do instead."""
+        text = Path(self.fullpath).read_text()
+        asked = re.search(r' settotalmass="([\d.]+)"', text)
+        if asked is None:
+            return super()._initialize_simulation()
+        engine: Any = mujoco  # it has no types
+        model = engine.MjModel.from_xml_string(text.replace(asked.group(), ""))
+        model.vis.global_.offwidth = max(model.vis.global_.offwidth, self.width)  # as Gymnasium does, for videos
+        model.vis.global_.offheight = max(model.vis.global_.offheight, self.height)
+        data, mass = engine.MjData(model), float(asked.group(1))
+        scale = mass / engine.mj_getTotalmass(model)
+        engine.mj_setTotalmass(model, mass)
+        engine.mj_setConst(model, data)
+        armature = float(np.mean(model.dof_armature))  # does not grow with the mass
+        model.stat.meanmass *= scale  # these two are left as they were compiled; the solver uses the second
+        model.stat.meaninertia = scale * (model.stat.meaninertia - armature) + armature
+        return model, data
 
     def _reset_noise(self) -> tuple[np.ndarray, np.ndarray]:
         position, velocity = self._uniform_and_normal(0.1)
