@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import doublehorizon as dh
+from doublehorizon.presets import RELATIVES
 from test_cli import TINY_OPTIONS
 from test_kills import QUICKLY
 from worlds import TINY
@@ -25,7 +26,7 @@ ELSEWHERE = {
     "bench": "tests/test_speed.py runs it with small sizes",
     "--on": "tests/test_experiments.py runs on a cluster",
 }
-SMALL = {"--steps": "80", "--seeds": "2", "--episodes": "1"}
+SMALL = {"--steps": "80", "--seeds": "2", "--episodes": "1", "--states": "128", "--rollouts": "16"}
 LANGUAGES = {"python", "console", "text", "bibtex"}
 
 
@@ -45,9 +46,10 @@ def desk(trained, tmp_path, monkeypatch) -> Path:
     """A working directory with what the pages take for granted."""
     for name in ("pendulum", "cheetah", "cartpole", "robot"):
         shutil.copytree(trained, tmp_path / "runs" / name)
-    for name in ("FOLDER", "FOLDER_OR_CSV", "PUBLISHED/gym/esvg", "PUBLISHED/dmc/esvg"):
+    published = ("gym/esvg", "dmc/esvg", "gym/sac", "roll/no-roll", "roll/no-t-roll")
+    for name in ("FOLDER", "FOLDER_OR_CSV", *(f"PUBLISHED/{name}" for name in published)):
         (tmp_path / name).mkdir(parents=True)
-        for task in ("Pendulum-v1", "HalfCheetah", "cartpole-swingup"):
+        for task in ("Pendulum-v1", "HalfCheetah", "Hopper", "Walker2d", "cartpole-swingup"):
             shutil.copy(trained / "eval.csv", tmp_path / name / f"{task}.csv")
     (tmp_path / "my_robot.py").write_text(
         "import gymnasium as gym\ndef make_env():\n    return gym.make('Pendulum-v1')\n"
@@ -70,7 +72,7 @@ def complaint(line: str) -> str:
     if command in ("train", "experiment"):
         if "--out" in rest:
             shutil.rmtree(rest[rest.index("--out") + 1], ignore_errors=True)
-        rest += [*TINY_OPTIONS.split(), "--quiet"]
+        rest += [*_tiny(rest), "--quiet"]
     if command == "resume" and "--steps" in rest:
         rest[rest.index("--steps") + 1] = "120"
     if command == "compare":
@@ -84,6 +86,15 @@ def complaint(line: str) -> str:
         timeout=300,
     )
     return "" if done.returncode == 0 else f"{line}\n{done.stderr}"
+
+
+def _tiny(rest: list[str]) -> list[str]:
+    """Small sizes, but nothing that a preset of the family is made of."""
+    words = TINY_OPTIONS.split()
+    pairs = list(zip(words[::2], words[1::2], strict=True))
+    preset = rest[rest.index("--preset") + 1] if "--preset" in rest else ""
+    made_of = {"--" + name.replace("_", "-") for name in RELATIVES.get(preset, {})}
+    return [word for pair in pairs if pair[0] not in made_of for word in pair]
 
 
 def _options_behind(rest: list[str]) -> list[str]:
