@@ -115,7 +115,7 @@ def _reason(one: Tradeoff, horizon: int) -> str:
     if at == 0:
         return "with more its noise grows by more than it comes closer to the truth."
     if at == len(one.horizons) - 1:
-        return "up to there noise hardly grows, while the gradient still comes closer to the truth."
+        return "up to there it comes closer to the truth by more than its noise grows; more may be better still."
     return (
         "with fewer the gradient is further from the truth than the noise they save; with more its noise "
         f"({noise[at]:.2g} at {horizon} steps, {noise[-1]:.2g} at {one.horizons[-1]}) grows for little gain."

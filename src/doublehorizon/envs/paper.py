@@ -19,6 +19,8 @@ from gymnasium.spaces import Box
 
 from doublehorizon.envs.termination import Rule, hopper, never
 
+_engine: Any = mujoco  # it has no types
+
 
 class PaperTask(MujocoEnv):
     """Forward speed, less the control cost, plus a bonus while healthy."""
@@ -83,10 +85,9 @@ def _margins_add_up() -> bool:
     That doubles the distance at which Hopper, Ant and Humanoid feel the ground."""
     sphere = '<geom size="1" margin="0.1"/>'
     apart = f'<body pos="0 0 2.15"><freejoint/>{sphere}</body>'
-    engine: Any = mujoco  # it has no types
-    model = engine.MjModel.from_xml_string(f"<mujoco><worldbody>{sphere}{apart}</worldbody></mujoco>")
-    data = engine.MjData(model)
-    engine.mj_forward(model, data)
+    model = _engine.MjModel.from_xml_string(f"<mujoco><worldbody>{sphere}{apart}</worldbody></mujoco>")
+    data = _engine.MjData(model)
+    _engine.mj_forward(model, data)
     return data.ncon > 0
 
 
@@ -100,14 +101,13 @@ class HalfCheetah(PaperTask):
         asked = re.search(r' settotalmass="([\d.]+)"', text)
         if asked is None:
             return super()._initialize_simulation()
-        engine: Any = mujoco  # it has no types
-        model = engine.MjModel.from_xml_string(text.replace(asked.group(), ""))
+        model = _engine.MjModel.from_xml_string(text.replace(asked.group(), ""))
         model.vis.global_.offwidth = max(model.vis.global_.offwidth, self.width)  # as Gymnasium does, for videos
         model.vis.global_.offheight = max(model.vis.global_.offheight, self.height)
-        data, mass = engine.MjData(model), float(asked.group(1))
-        scale = mass / engine.mj_getTotalmass(model)
-        engine.mj_setTotalmass(model, mass)
-        engine.mj_setConst(model, data)
+        data, mass = _engine.MjData(model), float(asked.group(1))
+        scale = mass / _engine.mj_getTotalmass(model)
+        _engine.mj_setTotalmass(model, mass)
+        _engine.mj_setConst(model, data)
         armature = float(np.mean(model.dof_armature))  # does not grow with the mass
         model.stat.meanmass *= scale  # these two are left as they were compiled; the solver uses the second
         model.stat.meaninertia = scale * (model.stat.meaninertia - armature) + armature
