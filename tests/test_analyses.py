@@ -13,7 +13,7 @@ import pytest
 import doublehorizon as dh
 from doublehorizon import replay as replays
 from doublehorizon.agent import initial_state
-from doublehorizon.analysis import critics, gradients, models, targets
+from doublehorizon.analysis import advice, critics, gradients, models, targets
 from doublehorizon.analysis.subject import Subject, opened, subjects
 from doublehorizon.cli import _status
 from doublehorizon.config import CriticConfig, Horizons
@@ -111,26 +111,55 @@ def test_members_that_disagree_make_single_rollouts_noisy():
     assert found.noise[0] == pytest.approx(1.0 / 2**2 / TINY.policy.batch_size, rel=0.2)
 
 
-def test_advice_names_what_cannot_be_told_apart():
-    def tradeoff(error, spread):
-        zeros = np.zeros(3)
-        return gradients.Tradeoff((1, 3, 5), 64, 8, 256, zeros, zeros, zeros, zeros, np.array(error), np.array(spread))
+def tradeoff(error, wobble=0.01, bias=0.0) -> gradients.Tradeoff:
+    """For 1, 3 and 5 steps; leaving out a group moves the logarithms of the errors of 1 and 5 steps up or down."""
+    error, zeros = np.array(error, float), np.zeros(3)
+    without = error * np.exp(wobble * np.array([[1.0, 0.0, 1.0], [-1.0, 0.0, -1.0]] * 8))
+    found = gradients.Tradeoff((1, 3, 5), 64, 8, 256, zeros, bias + zeros, zeros, 19 * (error - bias), without)
+    np.testing.assert_allclose(found.error, error)
+    return found
 
-    clear = tradeoff([3.0, 1.0, 2.0], [0.1, 0.0, 0.1])
-    assert clear.best == 3 and clear.candidates == [3]
-    vague = tradeoff([3.0, 1.0, 1.1], [0.1, 0.0, 0.1])
-    assert vague.best == 3 and vague.candidates == [3, 5]
-    assert gradients.advise([clear], 5).horizon == 3 and "Take 3 steps (now 5)" in gradients.advise([clear], 5).reason
+
+def test_advice_names_what_cannot_be_told_apart():
+    clear, vague = tradeoff([3.0, 1.0, 2.0]), tradeoff([3.0, 1.0, 1.05])
+    # 16 groups, logarithms 0.01 off to each side: a standard error of sqrt(15) * 0.01, two of which are 0.077
+    verdict = advice.judge([vague])
+    np.testing.assert_allclose(verdict.ratio, [3.0, 1.0, 1.05])
+    np.testing.assert_allclose(np.log(verdict.factor), 2 * np.sqrt(15) * 0.01 * np.array([1, 0, 1]))
+    assert verdict.best == 3 and verdict.candidates == [3, 5] and advice.judge([clear]).candidates == [3]
+    assert advice.advise([clear], 5).horizon == 3
+    assert (
+        "Take 3 steps (now 5): the squared error of a training step is least with them, 3 times as large with 1 "
+        in (advice.advise([clear], 5).reason)
+    )
     for current, words in (
-        (5, "5 is among them: keep it"),
+        (5, "5 is among them: keep it. More --states"),
         (1, "1 is worse: take 3"),
         (4, "4 was not compared: take 3"),
     ):
-        told = gradients.advise([vague, vague], current).reason
+        told = advice.advise([vague, vague], current).reason
         assert "cannot tell 3 and 5 steps apart" in told and words in told
-    other = tradeoff([1.0, 3.0, 3.0], [0.0, 0.1, 0.1])
-    assert gradients.advise([clear, other], 5).horizon == 5
-    assert "do not agree (best: 3, 1)" in gradients.advise([clear, other], 5).reason
+
+
+def test_advice_says_what_makes_other_horizons_worse():
+    both = tradeoff([3.0, 1.0, 3.0])
+    biased = replace(both, distance=np.array([2.5, 0.5, 0.0]), noise=19 * np.array([0.5, 0.5, 3.0]))
+    told = advice.advise([biased], 5).reason
+    assert "3 times as large with 1 (by bias) and 3 times as large with 5 (by noise)." in told
+    assert "More may be better still." in advice.advise([tradeoff([3.0, 2.0, 1.0], wobble=0.0)], 5).reason
+
+
+def test_seeds_are_judged_by_ratios_not_by_the_largest_of_them():
+    # a seed a million times noisier says the same as the others; one that says the opposite makes all unsure
+    alike = [tradeoff(scale * np.array([2.0 + k / 10, 1.0, 4.0])) for k, scale in enumerate((1.0, 1e6, 1e-3))]
+    verdict = advice.judge(alike)
+    np.testing.assert_allclose(verdict.ratio, [(2.0 * 2.1 * 2.2) ** (1 / 3), 1.0, 4.0])
+    logs = np.log([2.0, 2.1, 2.2])
+    np.testing.assert_allclose(np.log(verdict.factor[0]), 4.302653 * logs.std(ddof=1) / np.sqrt(3), rtol=1e-5)
+    assert verdict.candidates == [3]
+    unlike = advice.advise([*alike, tradeoff([1.0, 1e3, 1.0])], 5)
+    assert unlike.horizon == 5 and "cannot tell 1, 3 and 5 steps apart" in unlike.reason
+    assert "More seeds would tell more" in unlike.reason
 
 
 class TrueCritic(Critic):

@@ -66,6 +66,7 @@ ROOMS = [
     "analysis.figures",
     "analysis.subject",
     "analysis.gradients",
+    "analysis.advice",
     "analysis.critics",
     "analysis.models",
     "analysis.targets",

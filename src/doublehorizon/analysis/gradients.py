@@ -24,6 +24,7 @@ from doublehorizon.updates import Policy, Setting, actor_gradient, actor_objecti
 HORIZONS = (1, 3, 5, 7, 9)
 GROUPS = 16  # of states; how their sums differ says how sure a figure is
 _SIDE_BY_SIDE = 8  # states that are rolled out at once
+_TINY = 1e-30  # an error of 0 could not be compared by ratios
 _ADAM = (1 - 0.9) / (1 + 0.9)  # variance of the mean of recent gradients that Adam steps along, by that of one of them
 
 
@@ -55,71 +56,18 @@ class Tradeoff:
     """The paper's SEM_t: of g_t, over states."""
     noise: np.ndarray
     """Mean squared error that chance adds to the gradient of a batch in training, with one rollout per state."""
-    error: np.ndarray
-    """How wrong a training step is: the distance, and what is left of the noise in Adam's mean of recent gradients."""
-    spread: np.ndarray
-    """Standard errors of what each `error` is above the least one, by leaving out one group of states at a time."""
+    without: np.ndarray
+    """What `error` is when one group of states is left out, for each of them: how far it is a matter of chance."""
 
     @property
-    def best(self) -> int:
-        """The horizon with the least error."""
-        return self.horizons[int(np.argmin(self.error))]
-
-    @property
-    def candidates(self) -> list[int]:
-        """Horizons that cannot be told from the best one."""
-        excess = self.error - self.error.min()
-        return [t for t, more, unsure in zip(self.horizons, excess, self.spread, strict=True) if more <= 2 * unsure]
+    def error(self) -> np.ndarray:
+        """How wrong a training step is."""
+        return _error(self.distance, self.noise)
 
 
-@dataclass(frozen=True)
-class Advice:
-    """A horizon, and why."""
-
-    horizon: int
-    reason: str
-
-
-def advise(found: list[Tradeoff], current: int) -> Advice:
-    """From all seeds together. A horizon is worth a change only where it is surely better than the current one."""
-    horizons, longest = found[0].horizons, found[0].horizons[-1]
-    possible = [t for t in horizons if all(t in one.candidates for one in found)]
-    if not possible:
-        each = ", ".join(str(one.best) for one in found)
-        horizon, why = (
-            current,
-            f"The seeds do not agree (best: {each}): keep {current} steps, or ask more states of each.",
-        )
-    elif len(possible) == 1:
-        (horizon,) = possible
-        why = f"Take {horizon} steps (now {current}): {_reason(found[0], horizon)}"
-    else:
-        names = f"{', '.join(map(str, possible[:-1]))} and {possible[-1]}"
-        horizon = current if current in possible else _least_wrong(found, possible)
-        verdict = "is worse" if current in horizons else "was not compared"
-        choice = f"{current} is among them: keep it" if horizon == current else f"{current} {verdict}: take {horizon}"
-        why = f"These data cannot tell {names} steps apart; {choice}. More --states would tell more."
-    caution = (
-        f"What {longest} steps say counts as the truth here, with the model's own errors in it: whether the model is "
-        "good enough for so many steps, `doublehorizon analyze model` tells."
-    )
-    return Advice(horizon, f"{why} {caution}")
-
-
-def _least_wrong(found: list[Tradeoff], possible: list[int]) -> int:
-    return min(possible, key=lambda t: sum(one.error[one.horizons.index(t)] / one.error.min() for one in found))
-
-
-def _reason(one: Tradeoff, horizon: int) -> str:
-    at, noise = one.horizons.index(horizon), one.noise
-    if at == 0:
-        return "with more its noise grows by more than it comes closer to the truth."
-    if at == len(one.horizons) - 1:
-        return "up to there it comes closer to the truth by more than its noise grows; more may be better still."
-    return (
-        "with fewer the gradient is further from the truth than the noise they save; with more its noise "
-        f"({noise[at]:.2g} at {horizon} steps, {noise[-1]:.2g} at {one.horizons[-1]}) grows for little gain."
-    )
+def _error(distance: np.ndarray, noise: np.ndarray) -> np.ndarray:
+    """The distance, whose estimate may be below 0, and what is left of the noise in Adam's mean of gradients."""
+    return np.maximum(np.maximum(distance, 0.0) + _ADAM * noise, _TINY)
 
 
 def measure(
@@ -238,22 +186,9 @@ def _tradeoff(horizons: tuple[int, ...], counts: tuple[int, int], batch_size: in
             "noise": (between + within * (1 - 1 / num_rollouts)) / batch_size,
         }
 
-    def error(found: dict[str, np.ndarray]) -> np.ndarray:
-        return np.maximum(found["distance"], 0.0) + _ADAM * found["noise"]
-
     everything = np.arange(len(groups))
-    found = figures(everything)
-    best = np.argmin(error(found))
-    without = [error(figures(np.delete(everything, k))) for k in everything]
-    excess = np.stack([e - e[best] for e in without])
-    spread = np.sqrt((len(groups) - 1) / len(groups) * np.sum((excess - excess.mean(0)) ** 2, axis=0))
+    fewer = [figures(np.delete(everything, k)) for k in everything]
+    without = np.stack([_error(one["distance"], one["noise"]) for one in fewer])
     powers = {"standard_error": scale}
-    scaled = {name: value * powers.get(name, scale**2) for name, value in found.items()}
-    return Tradeoff(
-        horizons,
-        *counts,
-        batch_size,
-        **scaled,
-        error=error(found) * scale**2,
-        spread=spread * scale**2,
-    )
+    scaled = {name: value * powers.get(name, scale**2) for name, value in figures(everything).items()}
+    return Tradeoff(horizons, *counts, batch_size, **scaled, without=without * scale**2)

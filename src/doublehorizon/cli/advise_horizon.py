@@ -13,6 +13,7 @@ from doublehorizon.cli.analyze import Analyze
 from doublehorizon.cli.options import require_positive
 
 if TYPE_CHECKING:
+    from doublehorizon.analysis.advice import Verdict
     from doublehorizon.analysis.gradients import Tradeoff
 
 _EXAMPLES = """Advises how long training rollouts should be (horizons.training), from a run's replay and model alone,
@@ -45,7 +46,7 @@ def run(arguments: list[str]) -> int:
 
     import jax.random as jr
 
-    from doublehorizon.analysis import gradients
+    from doublehorizon.analysis import advice, gradients
     from doublehorizon.analysis.subject import opened, require_model, subjects
 
     found: dict[int, Tradeoff] = {}
@@ -68,17 +69,20 @@ def run(arguments: list[str]) -> int:
                 from_replay=options.starts == "replay",
             )
             bar.remove_task(task)
-    path = options.figure("horizons")
+    path, all_seeds = options.figure("horizons"), list(found.values())
+    verdict, advised = advice.judge(all_seeds), advice.advise(all_seeds, current)
     _draw(found, path)
-    advice = gradients.advise(list(found.values()), current)
     if options.json:
-        print(json.dumps(_plain(found, str(path)) | {"recommended": advice.horizon, "reason": advice.reason}))
+        print(json.dumps(_plain(found, verdict, path) | {"recommended": advised.horizon, "reason": advised.reason}))
     else:
-        print(f"{_words(found)}\n\n{advice.reason}\n{path}")
+        print(f"{_words(found, verdict)}\n\n{advised.reason}\n{path}")
     return 0
 
 
 def _draw(found: dict[int, "Tradeoff"], path: Path) -> None:
+    """Each seed, and their geometric mean. One seed may be a thousand times another, so scales are logarithmic."""
+    import numpy as np
+
     from doublehorizon.analysis.figures import COLORS, figure_of, save_figure
 
     figure, axes = figure_of(4)
@@ -88,21 +92,24 @@ def _draw(found: dict[int, "Tradeoff"], path: Path) -> None:
         "standard_error": "standard error over states",
         "error": "squared error of a training step",
     }
+    horizons = next(iter(found.values())).horizons
     for axis, (name, title) in zip(axes, parts.items(), strict=True):
-        for color, (seed, one) in zip(COLORS * len(found), found.items(), strict=False):
-            axis.plot(one.horizons, getattr(one, name), "o-", color=color, label=f"seed {seed}")
-            if name == "error":
-                axis.fill_between(
-                    one.horizons, one.error - 2 * one.spread, one.error + 2 * one.spread, color=color, alpha=0.2
-                )
-        axis.set(title=title, xlabel="steps of the training rollout")
-        axis.set_xticks(next(iter(found.values())).horizons)
+        rows = np.array([getattr(one, name) for one in found.values()])
+        rows = np.where(
+            rows > 0.0, rows, np.nan
+        )  # the longest is the truth, at a distance of 0; an estimate may be less
+        for color, seed, row in zip(COLORS * len(found), found, rows, strict=False):
+            axis.plot(horizons, row, "o-", color=color, label=f"seed {seed}", markersize=4, alpha=0.7)
+        if len(found) > 1:
+            axis.plot(horizons, np.exp(np.log(rows).mean(0)), "k--", linewidth=2, label="geometric mean")
+        axis.set(title=title, xlabel="steps of the training rollout", yscale="log")
+        axis.set_xticks(horizons)
         axis.grid(alpha=0.3)
-    axes[0].legend(fontsize="small")
+    axes[0].legend(fontsize="x-small" if len(found) > 4 else "small")
     save_figure(figure, path)
 
 
-def _words(found: dict[int, "Tradeoff"]) -> str:
+def _words(found: dict[int, "Tradeoff"], verdict: "Verdict") -> str:
     lines = []
     for seed, one in found.items():
         lines.append(f"seed {seed}: {one.num_states} states, {one.num_rollouts} rollouts each; gradients per parameter")
@@ -110,22 +117,29 @@ def _words(found: dict[int, "Tradeoff"]) -> str:
         for i, horizon in enumerate(one.horizons):
             lines.append(
                 f"  {horizon:>5}  {one.bias[i]:>14.3e}  {one.distance[i]:>17.3e}  {one.standard_error[i]:>14.3e}  "
-                f"{one.noise[i]:>16.3e}  {one.error[i]:>10.3e} +- {2 * one.spread[i]:.1e}"
+                f"{one.noise[i]:>16.3e}  {one.error[i]:>15.3e}"
             )
+    seeds = f"{len(found)} seeds, geometric mean" if len(found) > 1 else "one seed"
+    lines.append(f"error of a step as a multiple of the least ({seeds}; 95% interval)")
+    for horizon, ratio, factor in zip(verdict.horizons, verdict.ratio, verdict.factor, strict=True):
+        interval = f"[{ratio / factor:.2f}, {ratio * factor:.2f}]" if horizon != verdict.best else ""
+        lines.append(f"  {horizon:>5}  {ratio:>14.2f}  {interval}".rstrip())
     return "\n".join(lines)
 
 
-def _plain(found: dict[int, "Tradeoff"], path: str) -> dict[str, Any]:
-    arrays = ("bias", "distance", "standard_error", "noise", "error", "spread")
+def _plain(found: dict[int, "Tradeoff"], verdict: "Verdict", path: Path) -> dict[str, Any]:
+    arrays = ("bias", "distance", "standard_error", "noise", "error")
     seeds = {
-        seed: {
-            "horizons": one.horizons,
-            "states": one.num_states,
-            "rollouts": one.num_rollouts,
-            "best": one.best,
-            "candidates": one.candidates,
-        }
+        seed: {"horizons": one.horizons, "states": one.num_states, "rollouts": one.num_rollouts}
         | {name: getattr(one, name).tolist() for name in arrays}
         for seed, one in found.items()
     }
-    return {"figure": path, "seeds": seeds}
+    together = {
+        "horizons": verdict.horizons,
+        "ratio": verdict.ratio.tolist(),
+        "low": (verdict.ratio / verdict.factor).tolist(),
+        "high": (verdict.ratio * verdict.factor).tolist(),
+        "best": verdict.best,
+        "candidates": verdict.candidates,
+    }
+    return {"figure": str(path), "seeds": seeds, "together": together}
