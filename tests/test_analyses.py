@@ -132,6 +132,7 @@ def test_advice_names_what_cannot_be_told_apart():
         "Take 3 steps (now 5): the squared error of a training step is least with them, 3 times as large with 1 "
         in (advice.advise([clear], 5).reason)
     )
+    assert "Keep 3 steps: " in advice.advise([clear], 3).reason
     for current, words in (
         (5, "5 is among them: keep it. More --states"),
         (1, "1 is worse: take 3"),

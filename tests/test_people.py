@@ -167,12 +167,19 @@ def test_plot_takes_more_seeds_of_a_method_together_and_draws_a_reference_beside
     found = json.loads(said(capsys, *words, "--out", str(tmp_path / "a.svg"), "--json"))["last"][task]
     assert set(found) == {"ours", "ours, reference"}
     np.testing.assert_allclose(found["ours"]["value"] + 1.0, found["ours, reference"]["value"])  # half of its seeds
+    # seeds that went on for longer: all curves end where the last step of all seeds is, the reference's too
+    write_rows(more / "eval.csv", [*later, *(row | {"step": "160"} for row in later if row["step"] == "80")])
+    write_rows(tmp_path / "published" / f"{task}.csv", read_rows(more / "eval.csv"))
+    found = json.loads(said(capsys, *words, "--out", str(tmp_path / "a.svg"), "--json"))["last"][task]
+    assert found["ours"]["step"] == found["ours, reference"]["step"] == 80
     several = ["compare", str(run), str(more), "--reference", str(tmp_path / "published"), "--steps", "80"]
     both = json.loads(said(capsys, *several, "--json"))
     assert len(both["ours"]) == 4 and both["difference"] == pytest.approx(-1.0)
     assert "in two of the runs" in mistake(capsys, "compare", str(run), str(run), "--reference", str(run))
     assert "several tasks" in mistake(capsys, "compare", str(run), str(tmp_path), "--reference", str(run))
     assert "nothing to compare" in mistake(capsys, "compare", "--reference", str(run))
+    write_rows(more / "eval.csv", [row | {"step": "7"} for row in later if row["step"] == "80"])
+    assert "at no step that all have" in mistake(capsys, *words, "--out", str(tmp_path / "a.svg"))
     drawn = (tmp_path / "a.svg").read_text()
     assert drawn.count("stroke-dasharray") == 2  # its line, and that of the legend
 

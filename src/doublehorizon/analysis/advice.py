@@ -65,7 +65,8 @@ def advise(found: list[Tradeoff], current: int) -> Advice:
     verdict = judge(found)
     horizon, possible, longest = verdict.best, verdict.candidates, verdict.horizons[-1]
     if len(possible) == 1:
-        why = f"Take {horizon} steps (now {current}): {_reason(found, verdict)}"
+        choice = f"Keep {current} steps" if horizon == current else f"Take {horizon} steps (now {current})"
+        why = f"{choice}: {_reason(found, verdict)}"
     else:
         names = f"{', '.join(map(str, possible[:-1]))} and {possible[-1]}"
         horizon = current if current in possible else horizon

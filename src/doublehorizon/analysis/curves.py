@@ -107,6 +107,10 @@ def scores(curves: Curves, steps: tuple[int, ...]) -> list[float]:
 def common_steps(curves: Curves, until: int | None = None) -> list[int]:
     """The steps at which every seed was tested."""
     common = sorted(set.intersection(*(set(curve) for curve in curves.values())))
+    if not common:
+        raise UserError(
+            f"seeds {', '.join(map(str, curves))} were tested at no step that all have. Compare other runs."
+        )
     return [step for step in common if until is None or step <= until]
 
 

@@ -95,8 +95,8 @@ def draw_aggregates(axes: Any, found: Mapping[str, Mapping[str, Interval]]) -> N
             axes.plot([value.low, value.high], [at, at], color=color, linewidth=5, alpha=0.4, solid_capstyle="butt")
             axes.plot([value.value], [at], "o", color=color, markersize=4, label=label if row == 0 else None)
     axes.set_yticks(range(len(names)), names[::-1])
-    axes.set(title="over all tasks", xlabel="normalised score", ylim=(-0.6, len(names) - 0.4))
-    axes.legend(fontsize="small")
+    axes.set(title="over all tasks", xlabel="normalised score", ylim=(-1.0, len(names) - 0.4))
+    axes.legend(fontsize="small", loc="lower center", ncols=4)  # below all intervals
     axes.grid(alpha=0.3, axis="x")
 
 

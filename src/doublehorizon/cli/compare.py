@@ -10,7 +10,7 @@ from typing import Annotated
 import numpy as np
 import tyro
 
-from doublehorizon.analysis.curves import Comparison, compare, find_curves, joined, task_of
+from doublehorizon.analysis.curves import Comparison, common_steps, compare, find_curves, joined, task_of
 from doublehorizon.analysis.figures import plot
 from doublehorizon.errors import UserError
 
@@ -52,7 +52,7 @@ def run(arguments: list[str]) -> int:
     theirs = find_curves(options.reference, task)
     result = compare(ours, theirs, options.steps)
     if options.plot is not None:
-        until = max(max(curve) for curve in ours.values())
+        until = common_steps(ours)[-1]
         plot({"this run": ours, "reference": theirs}, task or options.runs[0].name, options.plot, until)
     print(json.dumps(dataclasses.asdict(result) | {"below": result.below}) if options.json else _words(result))
     return 0

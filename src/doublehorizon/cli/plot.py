@@ -58,7 +58,7 @@ def run(arguments: list[str]) -> int:
     if not options.runs:
         raise UserError("there is nothing to draw: give at least one run folder.")
     sets, references = _collect(options)
-    until = options.until or max(max(curve) for task in sets.values() for curve in _first(task).values())
+    until = options.until or max(common_steps(_first(task))[-1] for task in sets.values())
     scores = _scores(sets, until, references)
     _draw(options, sets, until, scores, references)
     if options.csv is not None:
