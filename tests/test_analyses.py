@@ -163,6 +163,19 @@ def test_seeds_are_judged_by_ratios_not_by_the_largest_of_them():
     assert "More seeds would tell more" in unlike.reason
 
 
+def test_how_the_standard_error_grows_with_each_step():
+    def grown(*factors):
+        return [replace(tradeoff([1.0, 1.0, 1.0]), standard_error=7.0 * f ** np.array([1, 3, 5])) for f in factors]
+
+    assert advice.growth(grown(1.5)).value == pytest.approx(1.5)
+    found = advice.growth(grown(1.2, 1.2, 1.5))
+    logs = np.log([1.2, 1.2, 1.5])
+    half = 4.302653 * logs.std(ddof=1) / np.sqrt(3)
+    assert (found.value, found.low, found.high) == pytest.approx(
+        tuple(np.exp(logs.mean() + side) for side in (0.0, -half, half)), rel=1e-5
+    )
+
+
 class TrueCritic(Critic):
     """In a world that moves by the action and pays the new position, under a constant speed: the value itself."""
 

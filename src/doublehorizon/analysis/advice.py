@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from doublehorizon.analysis.gradients import Tradeoff
+from doublehorizon.analysis.aggregate import Interval
+from doublehorizon.analysis.gradients import TINY, Tradeoff
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,14 @@ def judge(found: list[Tradeoff]) -> Verdict:
     else:
         unsure = 2.0 * np.sqrt(sum(_variance(one, best) for one in found)) / len(found)
     return Verdict(found[0].horizons, np.exp(excess.mean(0)), np.exp(unsure))
+
+
+def growth(found: list[Tradeoff]) -> Interval:
+    """Factor by which the standard error over states grows with each further step: mean slope of its logarithm over
+    seeds, with its 95% interval. Of one seed there is none."""
+    slopes = np.array([np.polyfit(one.horizons, np.log(np.maximum(one.standard_error, TINY)), 1)[0] for one in found])
+    half = stats.t.ppf(0.975, len(slopes) - 1) * stats.sem(slopes) if len(slopes) > 1 else np.nan
+    return Interval(*(float(np.exp(slopes.mean() + side)) for side in (0.0, -half, half)))
 
 
 def _variance(one: Tradeoff, best: int) -> np.ndarray:

@@ -24,7 +24,7 @@ from doublehorizon.updates import Policy, Setting, actor_gradient, actor_objecti
 HORIZONS = (1, 3, 5, 7, 9)
 GROUPS = 16  # of states; how their sums differ says how sure a figure is
 _SIDE_BY_SIDE = 8  # states that are rolled out at once
-_TINY = 1e-30  # an error of 0 could not be compared by ratios
+TINY = 1e-30  # an error of 0 could not be compared by ratios
 _ADAM = (1 - 0.9) / (1 + 0.9)  # variance of the mean of recent gradients that Adam steps along, by that of one of them
 
 
@@ -67,7 +67,7 @@ class Tradeoff:
 
 def _error(distance: np.ndarray, noise: np.ndarray) -> np.ndarray:
     """The distance, whose estimate may be below 0, and what is left of the noise in Adam's mean of gradients."""
-    return np.maximum(np.maximum(distance, 0.0) + _ADAM * noise, _TINY)
+    return np.maximum(np.maximum(distance, 0.0) + _ADAM * noise, TINY)
 
 
 def measure(

@@ -14,6 +14,7 @@ from doublehorizon.cli.options import require_positive
 
 if TYPE_CHECKING:
     from doublehorizon.analysis.advice import Verdict
+    from doublehorizon.analysis.aggregate import Interval
     from doublehorizon.analysis.gradients import Tradeoff
 
 _EXAMPLES = """Advises how long training rollouts should be (horizons.training), from a run's replay and model alone,
@@ -70,12 +71,13 @@ def run(arguments: list[str]) -> int:
             )
             bar.remove_task(task)
     path, all_seeds = options.figure("horizons"), list(found.values())
-    verdict, advised = advice.judge(all_seeds), advice.advise(all_seeds, current)
+    verdict, advised, growth = advice.judge(all_seeds), advice.advise(all_seeds, current), advice.growth(all_seeds)
     _draw(found, path)
     if options.json:
-        print(json.dumps(_plain(found, verdict, path) | {"recommended": advised.horizon, "reason": advised.reason}))
+        told = {"recommended": advised.horizon, "reason": advised.reason}
+        print(json.dumps(_plain(found, verdict, growth, path) | told))
     else:
-        print(f"{_words(found, verdict)}\n\n{advised.reason}\n{path}")
+        print(f"{_words(found, verdict, growth)}\n\n{advised.reason}\n{path}")
     return 0
 
 
@@ -109,7 +111,7 @@ def _draw(found: dict[int, "Tradeoff"], path: Path) -> None:
     save_figure(figure, path)
 
 
-def _words(found: dict[int, "Tradeoff"], verdict: "Verdict") -> str:
+def _words(found: dict[int, "Tradeoff"], verdict: "Verdict", growth: "Interval") -> str:
     lines = []
     for seed, one in found.items():
         lines.append(f"seed {seed}: {one.num_states} states, {one.num_rollouts} rollouts each; gradients per parameter")
@@ -124,10 +126,12 @@ def _words(found: dict[int, "Tradeoff"], verdict: "Verdict") -> str:
     for horizon, ratio, factor in zip(verdict.horizons, verdict.ratio, verdict.factor, strict=True):
         interval = f"[{ratio / factor:.2f}, {ratio * factor:.2f}]" if horizon != verdict.best else ""
         lines.append(f"  {horizon:>5}  {ratio:>14.2f}  {interval}".rstrip())
+    sure = f" [{growth.low:.2f}, {growth.high:.2f}]" if len(found) > 1 else ""
+    lines.append(f"the standard error grows by a factor of {growth.value:.2f}{sure} with each step")
     return "\n".join(lines)
 
 
-def _plain(found: dict[int, "Tradeoff"], verdict: "Verdict", path: Path) -> dict[str, Any]:
+def _plain(found: dict[int, "Tradeoff"], verdict: "Verdict", growth: "Interval", path: Path) -> dict[str, Any]:
     arrays = ("bias", "distance", "standard_error", "noise", "error")
     seeds = {
         seed: {"horizons": one.horizons, "states": one.num_states, "rollouts": one.num_rollouts}
@@ -142,4 +146,6 @@ def _plain(found: dict[int, "Tradeoff"], verdict: "Verdict", path: Path) -> dict
         "best": verdict.best,
         "candidates": verdict.candidates,
     }
-    return {"figure": str(path), "seeds": seeds, "together": together}
+    interval = {"low": growth.low, "high": growth.high} if len(found) > 1 else {}
+    grows = {"standard_error_growth": {"value": growth.value} | interval}
+    return {"figure": str(path), "seeds": seeds, "together": together} | grows
