@@ -17,6 +17,7 @@ from doublehorizon.analysis import advice, critics, gradients, models, targets
 from doublehorizon.analysis.subject import Subject, opened, subjects
 from doublehorizon.cli import _status
 from doublehorizon.config import CriticConfig, Horizons
+from doublehorizon.errors import UserError
 from doublehorizon.networks import Critic, ensemble
 from doublehorizon.presets import RELATIVES
 from doublehorizon.records import changed
@@ -129,12 +130,12 @@ def test_advice_names_what_cannot_be_told_apart():
     assert verdict.best == 3 and verdict.candidates == [3, 5] and advice.judge([clear]).candidates == [3]
     assert advice.advise([clear], 5).horizon == 3
     assert (
-        "Take 3 steps (now 5): the squared error of a training step is least with them, 3 times as large with 1 "
+        "Take 3 steps (now 5): the squared error of a training step is least with them, 3.00 times as large with 1 "
         in (advice.advise([clear], 5).reason)
     )
     assert "Keep 3 steps: " in advice.advise([clear], 3).reason
     for current, words in (
-        (5, "5 is among them: keep it. More --states"),
+        (5, "5 is among them: keep it. More seeds, or --states,"),
         (1, "1 is worse: take 3"),
         (4, "4 was not compared: take 3"),
     ):
@@ -146,7 +147,8 @@ def test_advice_says_what_makes_other_horizons_worse():
     both = tradeoff([3.0, 1.0, 3.0])
     biased = replace(both, distance=np.array([2.5, 0.5, 0.0]), noise=19 * np.array([0.5, 0.5, 3.0]))
     told = advice.advise([biased], 5).reason
-    assert "3 times as large with 1 (by bias) and 3 times as large with 5 (by noise)." in told
+    assert "3.00 times as large with 1 (by bias) and 3.00 times as large with 5 (by noise)." in told
+    assert "with 1 (by bias)" in advice.advise([biased, biased, both], 5).reason  # what most seeds say
     assert "More may be better still." in advice.advise([tradeoff([3.0, 2.0, 1.0], wobble=0.0)], 5).reason
 
 
@@ -161,6 +163,18 @@ def test_seeds_are_judged_by_ratios_not_by_the_largest_of_them():
     unlike = advice.advise([*alike, tradeoff([1.0, 1e3, 1.0])], 5)
     assert unlike.horizon == 5 and "cannot tell 1, 3 and 5 steps apart" in unlike.reason
     assert "More seeds would tell more" in unlike.reason
+    # two that contradict each other: what both say is within the interval
+    two = advice.judge([tradeoff([10.0, 1.0, 10.0]), tradeoff([1.0, 5.0, 1.0])])
+    assert two.best == 3 and two.candidates == [1, 3, 5]
+    np.testing.assert_allclose((two.ratio / two.factor)[0], 1 / 5)
+
+
+def test_rollouts_that_leave_all_bounds_are_told():
+    subject = lq_subject(np.full((128, 1), 3e38, np.float32), 0.25)
+    with pytest.raises(UserError, match="at the horizon 1 are not finite"):
+        gradients.measure(subject, (1, 2), 128, 4)
+    with pytest.raises(UserError, match="at least two are needed"):
+        gradients.measure(subject, ())
 
 
 def test_how_the_standard_error_grows_with_each_step():

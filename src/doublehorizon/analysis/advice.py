@@ -21,7 +21,7 @@ class Verdict:
     ratio: np.ndarray
     """Squared error of a training step as a multiple of the least one; geometric mean over seeds."""
     factor: np.ndarray
-    """Its 95% interval goes from `ratio / factor` to `ratio * factor`."""
+    """Its interval goes from `ratio / factor` to `ratio * factor`."""
 
     @property
     def best(self) -> int:
@@ -43,15 +43,16 @@ class Advice:
 
 
 def judge(found: list[Tradeoff]) -> Verdict:
-    """From three seeds on, how they differ says how sure a ratio is. Of one or two, how groups of states differ does,
-    leaving out one at a time."""
+    """From three seeds on, how they differ gives a ratio its 95% interval. Of one or two it is two standard errors by
+    how groups of states differ, leaving out one at a time, and wide enough for what both seeds say."""
     logs = np.log([one.error for one in found])
     best = int(np.argmin(logs.mean(0)))
     excess = logs - logs[:, best : best + 1]
     if len(found) > 2:
         unsure = stats.t.ppf(0.975, len(found) - 1) * stats.sem(excess, axis=0)
     else:
-        unsure = 2.0 * np.sqrt(sum(_variance(one, best) for one in found)) / len(found)
+        over_states = 2.0 * np.sqrt(sum(_variance(one, best) for one in found)) / len(found)
+        unsure = np.maximum(over_states, np.ptp(excess, axis=0) / 2)
     return Verdict(found[0].horizons, np.exp(excess.mean(0)), np.exp(unsure))
 
 
@@ -74,20 +75,22 @@ def advise(found: list[Tradeoff], current: int) -> Advice:
     verdict = judge(found)
     horizon, possible, longest = verdict.best, verdict.candidates, verdict.horizons[-1]
     if len(possible) == 1:
-        choice = f"Keep {current} steps" if horizon == current else f"Take {horizon} steps (now {current})"
+        steps = f"{horizon} step{'s' if horizon > 1 else ''}"
+        choice = f"Keep {steps}" if horizon == current else f"Take {steps} (now {current})"
         why = f"{choice}: {_reason(found, verdict)}"
     else:
         names = f"{', '.join(map(str, possible[:-1]))} and {possible[-1]}"
         horizon = current if current in possible else horizon
         unfit = "is worse" if current in verdict.horizons else "was not compared"
         choice = f"{current} is among them: keep it" if horizon == current else f"{current} {unfit}: take {horizon}"
-        more = "seeds" if len(found) > 2 else "--states"
+        more = "seeds" if len(found) > 2 else "seeds, or --states,"
         why = f"These data cannot tell {names} steps apart; {choice}. More {more} would tell more."
+    few = " Seeds differ: from three on, that counts too." if len(found) < 3 else ""
     caution = (
         f"What {longest} steps say counts as the truth here, with the model's own errors in it: whether the model is "
         "good enough for so many steps, `doublehorizon analyze model` tells."
     )
-    return Advice(horizon, f"{why} {caution}")
+    return Advice(horizon, f"{why}{few} {caution}")
 
 
 def _reason(found: list[Tradeoff], verdict: Verdict) -> str:
@@ -95,14 +98,19 @@ def _reason(found: list[Tradeoff], verdict: Verdict) -> str:
     at = verdict.horizons.index(verdict.best)
     beside = [i for i in (at - 1, at + 1) if 0 <= i < len(verdict.horizons)]
     worse = [
-        f"{verdict.ratio[i]:.2g} times as large with {verdict.horizons[i]} (by {_cause(found, i, at)})" for i in beside
+        f"{verdict.ratio[i]:.{2 if verdict.ratio[i] < 10 else 0}f} times as large with {verdict.horizons[i]} "
+        f"(by {_cause(found, i, at)})"
+        for i in beside
     ]
     longest = " More may be better still." if at == len(verdict.horizons) - 1 else ""
     return f"the squared error of a training step is least with them, {' and '.join(worse)}.{longest}"
 
 
 def _cause(found: list[Tradeoff], other: int, best: int) -> str:
-    """What most of the other horizon's excess is made of."""
-    bias = [(max(one.distance[other], 0.0) - max(one.distance[best], 0.0)) / one.error[best] for one in found]
-    excess = [(one.error[other] - one.error[best]) / one.error[best] for one in found]
-    return "bias" if np.mean(bias) > np.mean(excess) / 2 else "noise"
+    """What most of the other horizon's excess is made of, in most seeds."""
+
+    def by_bias(one: Tradeoff) -> bool:
+        bias = max(one.distance[other], 0.0) - max(one.distance[best], 0.0)
+        return bool(bias > one.error[other] - one.error[best] - bias)
+
+    return "bias" if sum(map(by_bias, found)) > len(found) / 2 else "noise"

@@ -86,7 +86,7 @@ def measure(
     num_rollouts = -(-num_rollouts // multiple) * multiple
     multiple = GROUPS * _SIDE_BY_SIDE
     num_states = -(-num_states // multiple) * multiple
-    if horizons[0] < 1 or len(horizons) < 2:
+    if len(horizons) < 2 or horizons[0] < 1:
         raise UserError(f"the horizons are {horizons}, but at least two are needed, of 1 step or more.")
     key_states, key_chance = jr.split(jr.key(0) if key is None else key)
     starts = subject.drawn(num_states, key_states).obs if from_replay else subject.starts(num_states, key_states)
@@ -96,8 +96,18 @@ def measure(
     for group in range(GROUPS):
         arguments = (subject.setting, subject.state.policy, states[group], keys[group])
         groups.append(jax.device_get(_sums(horizons, num_rollouts, *arguments)))
+        _require_finite(horizons, groups[-1])
         tick()
     return _tradeoff(horizons, (num_states, num_rollouts), subject.config.policy.batch_size, groups)
+
+
+def _require_finite(horizons: tuple[int, ...], sums: Sums) -> None:
+    wild = [t for t, square in zip(horizons, sums.square, strict=True) if not np.isfinite(square)]
+    if wild:
+        raise UserError(
+            f"the gradients at the horizon {wild[0]} are not finite: the model does not carry that far. Compare "
+            f"fewer steps with --horizons{', or train the run for longer' if wild[0] == horizons[0] else ''}."
+        )
 
 
 @eqx.filter_jit

@@ -82,7 +82,8 @@ def run(arguments: list[str]) -> int:
 
 
 def _draw(found: dict[int, "Tradeoff"], path: Path) -> None:
-    """Each seed, and their geometric mean. One seed may be a thousand times another, so scales are logarithmic."""
+    """Each seed, and their median. One seed may be a thousand times another, so scales are logarithmic: distances of 0
+    (the longest's from itself), and estimates below it, are left out."""
     import numpy as np
 
     from doublehorizon.analysis.figures import COLORS, figure_of, save_figure
@@ -97,13 +98,12 @@ def _draw(found: dict[int, "Tradeoff"], path: Path) -> None:
     horizons = next(iter(found.values())).horizons
     for axis, (name, title) in zip(axes, parts.items(), strict=True):
         rows = np.array([getattr(one, name) for one in found.values()])
-        rows = np.where(
-            rows > 0.0, rows, np.nan
-        )  # the longest is the truth, at a distance of 0; an estimate may be less
         for color, seed, row in zip(COLORS * len(found), found, rows, strict=False):
-            axis.plot(horizons, row, "o-", color=color, label=f"seed {seed}", markersize=4, alpha=0.7)
+            shown = np.where(row > 0.0, row, np.nan)
+            axis.plot(horizons, shown, "o-", color=color, label=f"seed {seed}", markersize=4, alpha=0.7)
         if len(found) > 1:
-            axis.plot(horizons, np.exp(np.log(rows).mean(0)), "k--", linewidth=2, label="geometric mean")
+            middle = np.median(rows, axis=0)
+            axis.plot(horizons, np.where(middle > 0.0, middle, np.nan), "k--", linewidth=2, label="median")
         axis.set(title=title, xlabel="steps of the training rollout", yscale="log")
         axis.set_xticks(horizons)
         axis.grid(alpha=0.3)
@@ -122,10 +122,11 @@ def _words(found: dict[int, "Tradeoff"], verdict: "Verdict", growth: "Interval")
                 f"{one.noise[i]:>16.3e}  {one.error[i]:>15.3e}"
             )
     seeds = f"{len(found)} seeds, geometric mean" if len(found) > 1 else "one seed"
-    lines.append(f"error of a step as a multiple of the least ({seeds}; 95% interval)")
+    interval = "95% interval" if len(found) > 2 else "two standard errors over states"
+    lines.append(f"error of a step as a multiple of the least ({seeds}; {interval})")
     for horizon, ratio, factor in zip(verdict.horizons, verdict.ratio, verdict.factor, strict=True):
-        interval = f"[{ratio / factor:.2f}, {ratio * factor:.2f}]" if horizon != verdict.best else ""
-        lines.append(f"  {horizon:>5}  {ratio:>14.2f}  {interval}".rstrip())
+        around = f"[{ratio / factor:.2f}, {ratio * factor:.2f}]" if horizon != verdict.best else ""
+        lines.append(f"  {horizon:>5}  {ratio:>14.2f}  {around}".rstrip())
     sure = f" [{growth.low:.2f}, {growth.high:.2f}]" if len(found) > 1 else ""
     lines.append(f"the standard error grows by a factor of {growth.value:.2f}{sure} with each step")
     return "\n".join(lines)
