@@ -24,6 +24,16 @@ class Verdict:
     """Its interval goes from `ratio / factor` to `ratio * factor`."""
 
     @property
+    def low(self) -> np.ndarray:
+        """Where intervals begin."""
+        return self.ratio / self.factor
+
+    @property
+    def high(self) -> np.ndarray:
+        """Where they end."""
+        return self.ratio * self.factor
+
+    @property
     def best(self) -> int:
         """The horizon with the least error."""
         return self.horizons[int(np.argmin(self.ratio))]
@@ -31,7 +41,7 @@ class Verdict:
     @property
     def candidates(self) -> list[int]:
         """Horizons that cannot be told from the best one."""
-        return [t for t, low in zip(self.horizons, self.ratio / self.factor, strict=True) if low <= 1.0]
+        return [t for t, low in zip(self.horizons, self.low, strict=True) if low <= 1.0]
 
 
 @dataclass(frozen=True)
@@ -40,6 +50,7 @@ class Advice:
 
     horizon: int
     reason: str
+    verdict: Verdict
 
 
 def judge(found: list[Tradeoff]) -> Verdict:
@@ -90,7 +101,7 @@ def advise(found: list[Tradeoff], current: int) -> Advice:
         f"What {longest} steps say counts as the truth here, with the model's own errors in it: whether the model is "
         "good enough for so many steps, `doublehorizon analyze model` tells."
     )
-    return Advice(horizon, f"{why}{few} {caution}")
+    return Advice(horizon, f"{why}{few} {caution}", verdict)
 
 
 def _reason(found: list[Tradeoff], verdict: Verdict) -> str:

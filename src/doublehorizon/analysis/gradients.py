@@ -47,7 +47,6 @@ class Tradeoff:
     horizons: tuple[int, ...]
     num_states: int
     num_rollouts: int
-    batch_size: int
     bias: np.ndarray
     """The paper's Bias_t: mean of |g_tb - g_T|^2 over states. It contains how much states differ."""
     distance: np.ndarray
@@ -201,4 +200,4 @@ def _tradeoff(horizons: tuple[int, ...], counts: tuple[int, int], batch_size: in
     without = np.stack([_error(one["distance"], one["noise"]) for one in fewer])
     powers = {"standard_error": scale}
     scaled = {name: value * powers.get(name, scale**2) for name, value in figures(everything).items()}
-    return Tradeoff(horizons, *counts, batch_size, **scaled, without=without * scale**2)
+    return Tradeoff(horizons, *counts, **scaled, without=without * scale**2)

@@ -71,13 +71,13 @@ def run(arguments: list[str]) -> int:
             )
             bar.remove_task(task)
     path, all_seeds = options.figure("horizons"), list(found.values())
-    verdict, advised, growth = advice.judge(all_seeds), advice.advise(all_seeds, current), advice.growth(all_seeds)
+    advised, growth = advice.advise(all_seeds, current), advice.growth(all_seeds)
     _draw(found, path)
     if options.json:
         told = {"recommended": advised.horizon, "reason": advised.reason}
-        print(json.dumps(_plain(found, verdict, growth, path) | told))
+        print(json.dumps(_plain(found, advised.verdict, growth, path) | told))
     else:
-        print(f"{_words(found, verdict, growth)}\n\n{advised.reason}\n{path}")
+        print(f"{_words(found, advised.verdict, growth)}\n\n{advised.reason}\n{path}")
     return 0
 
 
@@ -122,13 +122,14 @@ def _words(found: dict[int, "Tradeoff"], verdict: "Verdict", growth: "Interval")
                 f"{one.noise[i]:>16.3e}  {one.error[i]:>15.3e}"
             )
     seeds = f"{len(found)} seeds, geometric mean" if len(found) > 1 else "one seed"
-    interval = "95% interval" if len(found) > 2 else "two standard errors over states"
+    both = " and both seeds" if len(found) == 2 else ""
+    interval = "95% interval" if len(found) > 2 else f"two standard errors over states{both}"
     lines.append(f"error of a step as a multiple of the least ({seeds}; {interval})")
-    for horizon, ratio, factor in zip(verdict.horizons, verdict.ratio, verdict.factor, strict=True):
-        around = f"[{ratio / factor:.2f}, {ratio * factor:.2f}]" if horizon != verdict.best else ""
+    for horizon, ratio, low, high in zip(verdict.horizons, verdict.ratio, verdict.low, verdict.high, strict=True):
+        around = f"[{low:.2f}, {high:.2f}]" if horizon != verdict.best else ""
         lines.append(f"  {horizon:>5}  {ratio:>14.2f}  {around}".rstrip())
     sure = f" [{growth.low:.2f}, {growth.high:.2f}]" if len(found) > 1 else ""
-    lines.append(f"the standard error grows by a factor of {growth.value:.2f}{sure} with each step")
+    lines.append(f"the standard error changes by a factor of {growth.value:.2f}{sure} with each step")
     return "\n".join(lines)
 
 
@@ -142,8 +143,8 @@ def _plain(found: dict[int, "Tradeoff"], verdict: "Verdict", growth: "Interval",
     together = {
         "horizons": verdict.horizons,
         "ratio": verdict.ratio.tolist(),
-        "low": (verdict.ratio / verdict.factor).tolist(),
-        "high": (verdict.ratio * verdict.factor).tolist(),
+        "low": verdict.low.tolist(),
+        "high": verdict.high.tolist(),
         "best": verdict.best,
         "candidates": verdict.candidates,
     }
