@@ -17,12 +17,13 @@ from pathlib import Path
 
 import numpy as np
 
-from doublehorizon import checkpoints
+from doublehorizon.algorithm.devices import find_devices, using
 from doublehorizon.config import LoopConfig
-from doublehorizon.devices import find_devices, using
 from doublehorizon.envs.make import describe, make
 from doublehorizon.presets import preset
-from doublehorizon.progress import Archived, begin
+from doublehorizon.run import checkpoints
+from doublehorizon.run.progress import begin
+from doublehorizon.run.replay_files import Archived
 
 STORED = (10_000, 100_000, 1_000_000)
 REPEATS = 7
@@ -58,19 +59,20 @@ def measure(progress, stored: int, folder: Path) -> dict[str, float]:
     folder.mkdir()
     held_up, written, size = [], [], 0
     for repeat in range(REPEATS + 1):
-        progress.iteration = stored // 1000
-        progress.archived = Archived(stored - 1000, "00" * 32)  # what was stored before is taken to be on the disk
-        keeper = checkpoints.Keeper(folder, progress)
+        state = progress.update(iteration=stored // 1000)
+        # what was stored before is taken to be on the disk
+        progress.machinery.archived = Archived(stored - 1000, "00" * 32)
+        writer = checkpoints.CheckpointWriter(folder, progress)
         begun = time.perf_counter()
-        keeper.keep(progress.snapshot({}))
+        writer.write(state)
         waited = time.perf_counter()
-        keeper.finish()
+        writer.finish()
         done = time.perf_counter()
         if repeat > 0:  # the first compiles
             held_up.append(waited - begun)
             written.append(done - begun)
         size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-        keeper.keep_last(progress.snapshot({}))
+        writer.write_last(progress.state)
         shutil.rmtree(folder / "checkpoints")
     return {
         "held_up_ms": 1e3 * float(np.median(held_up)),

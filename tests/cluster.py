@@ -9,14 +9,14 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from doublehorizon.board import Board
-from doublehorizon.crowd import Share, run_on_ray
-from doublehorizon.records import changed
-from doublehorizon.studies import STUDIES, jobs_of
+from doublehorizon.config_json import changed
+from doublehorizon.experiments.experiment_view import ExperimentView
+from doublehorizon.experiments.launchers import Resources, run_on_ray
+from doublehorizon.experiments.paper_experiments import EXPERIMENTS, jobs_of
 from worlds import TINY
 
 CONFIG = changed(TINY, {"loop.checkpoint_every": 1})
-JOBS = jobs_of(STUDIES["ablation"], CONFIG, ("Pendulum-v1",), steps=400, seeds=1, device="cpu")[:2]
+JOBS = jobs_of(EXPERIMENTS["ablation"], CONFIG, ("Pendulum-v1",), steps=400, seeds=1, device="cpu")[:2]
 JOBS = [replace(one, config=changed(one.config, {"loop.steps_per_iteration": 20})) for one in JOBS]
 
 
@@ -29,22 +29,22 @@ def main(folder: Path) -> None:
     ray.init(address=cluster.address, log_to_driver=False)
     losses = []
 
-    class Impatient(Board):
+    class Impatient(ExperimentView):
         """Takes a node away once both runs have learnt something."""
 
-        def look(self) -> None:
-            super().look()
+        def refresh(self) -> None:
+            super().refresh()
             if not losses and all(row.step >= 60 for row in self.rows.values()):
                 losses.append({name: row.step for name, row in self.rows.items()})
                 cluster.remove_node(nodes[0], allow_graceful=False)
 
     try:
-        with Impatient(JOBS, folder, quiet=True) as board:
-            problems = run_on_ray(JOBS, folder, board, None, Share(gpus=0.0, cores=1.0))
+        with Impatient(JOBS, folder, quiet=True) as view:
+            problems = run_on_ray(JOBS, folder, view, None, Resources(gpus=0.0, cores=1.0))
     finally:
         ray.shutdown()
         cluster.shutdown()
-    states = {name: row.state for name, row in board.rows.items()}
+    states = {name: row.state for name, row in view.rows.items()}
     print(json.dumps({"problems": problems, "losses": losses, "states": states}))
 
 

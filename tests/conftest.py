@@ -42,6 +42,8 @@ def copy(run: Path, tmp_path: Path) -> Path:
 def room_for_programs():
     """All tests run in one process, and each compiles programs."""
     yield
-    from doublehorizon.devices import forget_programs  # not above: shapes are checked in what is imported later
+    from doublehorizon.algorithm.devices import (
+        forget_programs,  # not above: shapes are checked in what is imported later
+    )
 
     forget_programs(20_000)

@@ -3,8 +3,8 @@
 from dataclasses import replace
 from pathlib import Path
 
-from doublehorizon import checkpoints
 from doublehorizon.config import LoopConfig
+from doublehorizon.run import checkpoints
 from worlds import TINY
 
 EACH = LoopConfig(

@@ -11,7 +11,8 @@ from gymnasium.spaces import Box
 
 import doublehorizon as dh
 from doublehorizon.config import LoopConfig
-from doublehorizon.view import View
+from doublehorizon.run.progress import fetch_policies
+from doublehorizon.training.view import View
 from worlds import TINY
 
 
@@ -76,8 +77,7 @@ def limited(loop: LoopConfig | None = None, **changes) -> dh.Config:
 @pytest.fixture
 def only_collecting(monkeypatch):
     """For runs that end before their first fit: nothing is compiled."""
-    monkeypatch.setattr("doublehorizon.train.Programs", lambda progress: None)
-    monkeypatch.setattr("doublehorizon.agreement.Programs", lambda progress: None)
+    monkeypatch.setattr("doublehorizon.training.train.Programs", lambda progress: None)
 
 
 def slowly(*values):
@@ -167,7 +167,7 @@ def test_a_rule_that_was_asked_for_is_not_given_up(only_collecting):
 
 
 def test_rounding_does_not_make_a_rule_wrong():
-    from doublehorizon.agreement import contradictions
+    from doublehorizon.training.env_checks import contradictions
 
     rule = lambda obs: obs[..., 0] > 0.7  # noqa: E731
     obs = np.array([[0.7], [0.7000001], [0.71], [0.69]], np.float32)
@@ -215,7 +215,7 @@ def test_a_seed_policy_acts_before_the_first_fit(tmp_path, only_collecting):
     np.testing.assert_allclose(np.abs(kept[0].replay.rows.act[0, :20]), 0.5)
     with pytest.raises(dh.UserError, match="policy for the first steps returned"):
         dh.DHMBPO(Cart, config=limited(), seed_policy=lambda seen: [np.nan]).learn(20)
-    kept[0].fetch_policies()[0].save(tmp_path / "policy.safetensors")
+    fetch_policies(kept[0].setup, kept[0].agent)[0].save(tmp_path / "policy.safetensors")
     dh.DHMBPO(Cart, config=limited(), seed_policy=tmp_path / "policy.safetensors").learn(20)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 import doublehorizon as dh
 from doublehorizon.config import Config, FitConfig, LoopConfig
-from doublehorizon.records import from_json, to_json
+from doublehorizon.config_json import from_json, to_json
 from worlds import TINY
 
 
@@ -125,7 +125,7 @@ def test_mistakes_are_told_in_one_line(tmp_path, trained):
         (lambda: Config(loop=LoopConfig(steps_per_iteration=30)), "multiple of 20"),
         (lambda: from_json({"fit": {"speed": 3}}), "no field 'speed'"),
         (lambda: from_json({"precision": "float12"}), "float12"),
-        (lambda: from_json({"fit": {"batch_size": "many"}}), "config.fit.batch_size is 'many'.*int"),
+        (lambda: from_json({"fit": {"batch_size": "many"}}), "fit.batch_size is 'many'.*int"),
         (lambda: from_json({"model": {"dropout": [0.1]}}), "3 numbers"),
         (lambda: from_json({"model": {"dropout": [0.1, 1.5, 0]}}), "below 1"),
         (lambda: from_json({"loop": 3}), "group of named values"),

@@ -3,16 +3,22 @@
 import json
 import os
 import shutil
+import signal
 import threading
 import time
 from dataclasses import replace
 
 import gymnasium as gym
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import doublehorizon as dh
-from doublehorizon import checkpoints
+from doublehorizon.algorithm.devices import fetch
+from doublehorizon.run import checkpoints
+from doublehorizon.signals import Stopped, stoppable
+from doublehorizon.training import learning
 from kept import CONFIG, EACH, differences, without_times
 from worlds import TINY
 
@@ -90,7 +96,7 @@ def test_a_run_from_records_goes_on_exactly(tmp_path):
 
 def test_another_machine_is_told(copy, monkeypatch):
     here = checkpoints.machine
-    monkeypatch.setattr("doublehorizon.saved.machine", lambda devices: here(devices) | {"cores": 999})
+    monkeypatch.setattr("doublehorizon.run.checkpoint_reader.machine", lambda devices: here(devices) | {"cores": 999})
     model = dh.DHMBPO.load(copy)
     with pytest.warns(UserWarning, match=r"not bit for bit .*cores \d+ is now 999"):
         model.resume(copy)
@@ -126,22 +132,34 @@ def test_an_interrupt_saves_what_was_not_saved_yet(tmp_path):
     assert pieces == [f"{60:012d}"]
 
 
-def test_a_signal_is_heard_while_the_device_works(monkeypatch):
-    import signal
-
-    model = dh.DHMBPO("Pendulum-v1", seeds=2, config=CONFIG)
-    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM))
-
-    def wait(progress):
-        if progress.step == 60:
-            timer.start()
-            time.sleep(20)
-
+def test_a_signal_is_heard_while_the_device_works():
+    work = jax.jit(lambda x, n: jax.lax.fori_loop(0, n, lambda _, x: jnp.tanh(x @ x), x))
+    x = jnp.eye(64)
+    fetch(work(x, 1))  # compiled
     begun = time.monotonic()
+    fetch(work(x, 2000))
+    four_seconds = round(2000 * 4.0 / (time.monotonic() - begun))
+    result = work(x, four_seconds)
+    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM))
+    with pytest.raises(Stopped, match="SIGTERM"), stoppable():
+        timer.start()
+        fetch(result)
+    assert not result.is_ready()  # it is still being computed: nobody has waited for it
+    result.block_until_ready()
+
+
+def test_a_signal_inside_an_iteration_leaves_the_run_at_its_last_boundary(monkeypatch):
+    model, fetched = dh.DHMBPO("Pendulum-v1", seeds=2, config=CONFIG), learning.fetch
+
+    def interrupted(tree):
+        if model.num_timesteps == 60:  # the second iteration that learns has stored its steps, and is being fitted
+            os.kill(os.getpid(), signal.SIGTERM)
+        return fetched(tree)
+
+    monkeypatch.setattr(learning, "fetch", interrupted)
     with pytest.raises(KeyboardInterrupt, match="SIGTERM"):
-        model.learn(100, callback=wait)
-    assert time.monotonic() - begun < 60 and model.num_timesteps == 40
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+        model.learn(100)
+    assert model.num_timesteps == 40 and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
 @pytest.mark.slow

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from doublehorizon.records import from_json
-from test_data import recorded
+from doublehorizon.config_json import from_json
+from test_recorded_data import recorded
 from worlds import TINY
 
 TINY_OPTIONS = (
@@ -95,8 +95,8 @@ def test_an_environment_that_fails_leaves_what_was_learnt(run_folder, tmp_path):
         f"""
 import gymnasium as gym, doublehorizon as dh, sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})
-from doublehorizon.records import from_json
-from test_data import recorded
+from doublehorizon.config_json import from_json
+from test_recorded_data import recorded
 from worlds import TINY
 
 class Failing(gym.Wrapper):

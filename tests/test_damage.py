@@ -11,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import doublehorizon as dh
-from doublehorizon import checkpoints, durable
+from doublehorizon import atomic_files
 from doublehorizon.analysis.curves import task_of
 from doublehorizon.cli.resume import _is_deterministic
 from doublehorizon.errors import RunError
-from doublehorizon.saved import read_newest
+from doublehorizon.run import checkpoints
+from doublehorizon.run.checkpoint_reader import read_newest
 from kept import differences
 from worlds import TINY
 
@@ -25,7 +26,7 @@ def test_a_file_is_never_imported_from(copy):
         path = checkpoint / "checkpoint.json"
         about = json.loads(path.read_text())["checkpoint"]
         about["env"] |= {"name": "os:system", "registered": True}
-        sealed = {"digest": durable.digest(checkpoints.canonical(about)), "checkpoint": about}
+        sealed = {"digest": atomic_files.digest(checkpoints.canonical(about)), "checkpoint": about}
         path.write_text(json.dumps(sealed))
     with pytest.raises(dh.UserError, match="pass the environment too"):
         dh.DHMBPO.load(copy)
@@ -45,7 +46,7 @@ def test_a_link_is_not_followed(copy, tmp_path):
 
 def test_only_one_process_trains_in_a_folder(copy):
     model = dh.DHMBPO.load(copy)
-    with durable.locked(copy), pytest.raises(dh.UserError, match="another process is training"):
+    with atomic_files.locked(copy), pytest.raises(dh.UserError, match="another process is training"):
         model.resume(copy, 120)
 
 
@@ -73,7 +74,7 @@ def test_without_a_whole_checkpoint_the_first_damage_is_told(copy):
 def test_a_checkpoint_of_another_version_says_which(copy):
     path = copy / "checkpoints" / "100" / "checkpoint.json"
     about = json.loads(path.read_text())["checkpoint"] | {"format": "doublehorizon-checkpoint-9", "version": "9.1"}
-    path.write_text(json.dumps({"digest": durable.digest(checkpoints.canonical(about)), "checkpoint": about}))
+    path.write_text(json.dumps({"digest": atomic_files.digest(checkpoints.canonical(about)), "checkpoint": about}))
     with pytest.raises(dh.UserError, match=r"written by doublehorizon 9\.1 in the format 'doublehorizon-checkpoint-9'"):
         dh.DHMBPO.load(copy)
 
@@ -173,7 +174,7 @@ def load_forged(run, data, value) -> None:
         inner = inner[key]
     inner[place[-1]] = value
     try:
-        path.write_text(json.dumps({"digest": durable.digest(checkpoints.canonical(about)), "checkpoint": about}))
+        path.write_text(json.dumps({"digest": atomic_files.digest(checkpoints.canonical(about)), "checkpoint": about}))
         model = dh.DHMBPO.load(run, device="cpu")
         assert model.num_timesteps in (80, 100)
     except dh.UserError as problem:
@@ -198,7 +199,7 @@ def failing(monkeypatch, problem: OSError, name: str) -> None:
             raise problem
         replace(source, target)
 
-    monkeypatch.setattr(durable.os, "replace", refuse)
+    monkeypatch.setattr(atomic_files.os, "replace", refuse)
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])
@@ -265,7 +266,7 @@ def test_a_disk_that_cannot_be_read_just_now_is_no_damage(copy, monkeypatch):
 
 def test_a_folder_is_never_gone_while_it_is_replaced(tmp_path, monkeypatch):
     folder = tmp_path / "10"
-    durable.write_folder(folder, {"x": b"old"})
+    atomic_files.write_folder(folder, {"x": b"old"})
     rename = Path.rename
 
     def fail(path, target):
@@ -275,12 +276,12 @@ def test_a_folder_is_never_gone_while_it_is_replaced(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Path, "rename", fail)
     with pytest.raises(OSError, match="full"):
-        durable.write_folder(folder, {"x": b"new"})
+        atomic_files.write_folder(folder, {"x": b"new"})
     assert (folder / "x").read_bytes() == b"old"
     monkeypatch.undo()
     folder.rename(tmp_path / "10.before")  # as if the process had ended in between
-    assert (durable.present(folder) / "x").read_bytes() == b"old"
-    durable.write_folder(folder, {"x": b"new"})
+    assert (atomic_files.existing_folder(folder) / "x").read_bytes() == b"old"
+    atomic_files.write_folder(folder, {"x": b"new"})
     assert [path.name for path in tmp_path.iterdir()] == ["10"] and (folder / "x").read_bytes() == b"new"
 
 

@@ -9,7 +9,7 @@ import time
 import jax
 import pytest
 
-from doublehorizon.devices import Background, find_devices
+from doublehorizon.algorithm.devices import Background, find_devices
 from doublehorizon.errors import UserError
 
 SCRIPT = """
@@ -24,17 +24,17 @@ def learnt(seeds, seed=0):
     return model
 
 spread = learnt(4)
-weights = spread._progress.state.policy.actor.mlp.layers[0].weight
+weights = spread._progress.agent.actor_critic.actor.mlp.layers[0].weight
 assert len(weights.sharding.device_set) == 4, weights.sharding
 assert weights.addressable_shards[2].data.shape[0] == 1
 alone = learnt(1, seed=2)
-assert len(alone._progress.state.policy.actor.mlp.layers[0].weight.sharding.device_set) == 1
+assert len(alone._progress.agent.actor_critic.actor.mlp.layers[0].weight.sharding.device_set) == 1
 assert len(learnt(6).devices) == 3
 np.testing.assert_allclose(spread.policies[2].weights[0], alone.policies[0].weights[0], rtol=1e-2, atol=1e-3)
 spread.save("saved")
 again = dh.DHMBPO.load("saved")
 again.learn(40)
-assert len(again._progress.state.policy.actor.mlp.layers[0].weight.sharding.device_set) == 4
+assert len(again._progress.agent.actor_critic.actor.mlp.layers[0].weight.sharding.device_set) == 4
 """
 
 

@@ -5,12 +5,12 @@ import os
 import numpy as np
 import pytest
 
+from doublehorizon.acting.env_runner import EnvRunner
 from doublehorizon.config import Config, LoopConfig
 from doublehorizon.envs import dmc
 from doublehorizon.envs.make import Simulator, describe, make
 from doublehorizon.envs.termination import never
 from doublehorizon.errors import UserError
-from doublehorizon.seats import Seat
 
 pytest.importorskip("dm_control")
 
@@ -30,7 +30,7 @@ def test_random_returns_are_the_published_ones(name):
     spec = describe(env)
     assert (spec.obs_size, spec.act_size, spec.time_limit, spec.action_repeat) == (obs_size, act_size, 500, 2)
     assert spec.terminates is never and spec.rule is None
-    found = Seat(Simulator(env, spec), seed=0).evaluate(0, None, num_episodes=10)
+    found = EnvRunner(Simulator(env, spec), seed=0).evaluate(0, None, num_episodes=10)
     assert abs(found - mean) < 3.5 * spread
 
 

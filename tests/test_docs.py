@@ -1,5 +1,6 @@
 """Every code block of the README and the docs is run, with small sizes where a user would wait for hours."""
 
+import json
 import os
 import re
 import shlex
@@ -27,7 +28,7 @@ ELSEWHERE = {
     "--on": "tests/test_experiments.py runs on a cluster",
 }
 SMALL = {"--steps": "80", "--seeds": "2", "--episodes": "1", "--states": "128", "--rollouts": "16"}
-LANGUAGES = {"python", "console", "text", "bibtex"}
+LANGUAGES = {"python", "console", "text", "bibtex", "diff"}
 
 
 def blocks(page: Path) -> list[tuple[str, str]]:
@@ -109,11 +110,42 @@ def test_blocks_say_what_they_are():
             assert language in LANGUAGES, f"{page.name}: {language!r}"
 
 
+@pytest.fixture
+def patched(tmp_path, monkeypatch) -> Path:
+    """A copy of the package, which is what commands run from now on."""
+    shutil.copytree(ROOT / "src", tmp_path / "src")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "src"))
+    return tmp_path
+
+
+def apply(patch: str, folder: Path) -> set[str]:
+    """Patches the copy; the files that changed."""
+    done = subprocess.run(["git", "apply", "-"], cwd=folder, input=patch, capture_output=True, text=True)
+    assert done.returncode == 0, f"{done.stderr}\n{patch}"
+    return set(re.findall(r"^\+\+\+ b/(\S+)$", patch, re.MULTILINE))
+
+
+def test_extensions_touch_two_files_each_and_train_together(patched, desk):
+    found = blocks(ROOT / "docs" / "extending.md")
+    patches = [code for language, code in found if language == "diff"]
+    assert [len(apply(patch, patched)) for patch in patches] == [2, 2, 2]
+    lines = [code.strip().removeprefix("$ ") for language, code in found if language == "console"]
+    options = [line.partition("--steps 2000")[2] for line in lines]
+    assert len(lines) == 3 and all(options)
+    problem = complaint(lines[0] + "".join(options[1:]) + " --out runs/extended")
+    assert not problem, problem
+    config = json.loads((desk / "runs" / "extended" / "config.json").read_text())["config"]
+    assert config["loop"]["exploration"] == "pink" and config["critic"]["pessimism"] == 0.5
+    assert config["policy"]["newest_share"] == 0.25
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_every_block_runs(page, desk):
+def test_every_block_runs(page, patched, desk):
     for language, code in blocks(page):
-        if language == "python":
+        if language == "diff":
+            apply(code, patched)
+        elif language == "python":
             exec(compile(code.replace("2_000", "600"), str(page), "exec"), {})
         elif language == "console":
             for line in code.splitlines():

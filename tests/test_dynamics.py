@@ -4,13 +4,24 @@ import jax.random as jr
 import numpy as np
 import pytest
 
-from doublehorizon.dynamics import StepNoise, World, imagine_step, normalized_target, permuted, survives
-from doublehorizon.normalizer import Normalizer, fit_normalizer, identity
-from doublehorizon.rollouts import draw_noise
-from doublehorizon.types import Task
+from doublehorizon.algorithm.dynamics import (
+    StepNoise,
+    WorldModel,
+    continuation,
+    imagine_step,
+    normalized_target,
+)
+from doublehorizon.algorithm.ensemble import RowAssignment, even_shares
+from doublehorizon.algorithm.normalizer import Normalizer, fit_normalizer, identity
+from doublehorizon.algorithm.rollouts import draw_noise
+from doublehorizon.algorithm.types import Task
 from worlds import TINY, LineMember, line_world, random_world
 
 ENDLESS = Task(1, 1, None)
+
+
+def assigned(order) -> RowAssignment:
+    return RowAssignment(order, jnp.argsort(order))
 
 
 def test_every_row_is_predicted_by_one_member_and_every_member_gets_an_equal_share():
@@ -25,7 +36,7 @@ def test_every_row_is_predicted_by_one_member_and_every_member_gets_an_equal_sha
 
 
 def test_shares_are_drawn_anew_for_each_step_and_row():
-    order = draw_noise(Task(1, 1, None), 200, 8, jr.key(1)).step.order
+    order = draw_noise(Task(1, 1, None), 200, 8, jr.key(1)).step.assignment.order
     np.testing.assert_array_equal(np.sort(order, axis=-1), np.tile(np.arange(8), (200, 1)))
     share = np.argsort(order, axis=-1) // 4  # which of two members has row i in each step
     assert np.all(np.abs(share.mean(axis=0) - 0.5) < 0.15)
@@ -35,10 +46,10 @@ def test_shares_are_drawn_anew_for_each_step_and_row():
 def test_mean_and_noise_of_a_row_come_from_the_same_member():
     # member 0 is silent and does not drift, member 1 drifts by 100 and has noise of scale 5
     members = LineMember(jnp.log(jnp.array([[1e-30, 1e-30], [1e-30, 5.0]])), jnp.array([0.0, 100.0]))
-    world = World(members, identity(1), identity(2))
+    world = WorldModel(members, identity(1), identity(2))
     order = jr.permutation(jr.key(2), 64)
     next_obs, _ = imagine_step(
-        ENDLESS, world, jnp.zeros((64, 1)), jnp.zeros((64, 1)), StepNoise(jnp.ones((64, 1)), order, jnp.argsort(order))
+        ENDLESS, world, jnp.zeros((64, 1)), jnp.zeros((64, 1)), StepNoise(jnp.ones((64, 1)), assigned(order))
     )
     assert sorted(set(np.asarray(next_obs[:, 0]).round(3).tolist())) == [0.0, 105.0]
 
@@ -47,19 +58,19 @@ def test_rows_keep_their_places_under_the_shuffle():
     world = line_world(2)
     obs, act = jnp.arange(8.0)[:, None], 0.1 * jnp.arange(8.0)[:, None]
     order = jr.permutation(jr.key(3), 8)
-    next_obs, reward = imagine_step(ENDLESS, world, obs, act, StepNoise(jnp.zeros((8, 1)), order, jnp.argsort(order)))
+    next_obs, reward = imagine_step(ENDLESS, world, obs, act, StepNoise(jnp.zeros((8, 1)), assigned(order)))
     np.testing.assert_allclose(next_obs, obs + act, rtol=1e-6)
     np.testing.assert_allclose(reward, (obs + act)[:, 0], rtol=1e-6)
 
 
 def test_a_step_denormalises_what_a_member_predicts():
     # normalised input (6 - 2) / 4 = 1; the member answers [1 + act, act] = [1.5, 0.5]
-    world = World(
+    world = WorldModel(
         line_world(1).members,
         Normalizer(jnp.array([2.0]), jnp.array([4.0])),
         Normalizer(jnp.array([10.0, 0.5]), jnp.array([3.0, 2.0])),
     )
-    noise = StepNoise(jnp.zeros((1, 1)), jnp.zeros(1, jnp.int32), jnp.zeros(1, jnp.int32))
+    noise = StepNoise(jnp.zeros((1, 1)), assigned(jnp.zeros(1, jnp.int32)))
     next_obs, reward = imagine_step(ENDLESS, world, jnp.array([[6.0]]), jnp.array([[0.5]]), noise)
     assert float(next_obs[0, 0]) == pytest.approx(6.0 + 0.5 * 2.0 + 0.5)
     assert float(reward[0]) == pytest.approx(1.5 * 3.0 + 10.0)
@@ -84,16 +95,16 @@ def test_statistics_cover_the_stored_rows_only_and_never_divide_by_zero():
 
 def test_a_task_without_a_rule_never_ends():
     world, before = line_world(), (jnp.zeros((2, 1)), jnp.zeros((2, 1)))
-    assert survives(ENDLESS, world, before, jnp.full((2, 1), jnp.nan), None).tolist() == [1.0, 1.0]
+    assert continuation(ENDLESS, world, before, jnp.full((2, 1), jnp.nan), None).tolist() == [1.0, 1.0]
     past_two = Task(1, 1, lambda obs: obs[..., 0] > 2.0)
-    assert survives(past_two, world, before, jnp.array([[1.0], [3.0]]), None).tolist() == [1.0, 0.0]
+    assert continuation(past_two, world, before, jnp.array([[1.0], [3.0]]), None).tolist() == [1.0, 0.0]
 
 
 def test_the_ensemble_step_equals_members_called_by_hand():
     world = random_world(3, 2, TINY.model.members)
     obs, act = jr.normal(jr.key(0), (4, 3)), jr.normal(jr.key(1), (4, 2))
     order = jnp.array([2, 0, 3, 1])  # rows 2 and 0 go to member 0, rows 3 and 1 to member 1
-    next_obs, reward = imagine_step(ENDLESS, world, obs, act, StepNoise(jnp.zeros((4, 3)), order, jnp.argsort(order)))
+    next_obs, reward = imagine_step(ENDLESS, world, obs, act, StepNoise(jnp.zeros((4, 3)), assigned(order)))
     for row, member in ((2, 0), (0, 0), (3, 1), (1, 1)):
         one = jax.tree.map(lambda x, m=member: x[m], world.members)
         out = one(jnp.concatenate([obs[row], act[row]])[None])[0]
@@ -101,10 +112,12 @@ def test_the_ensemble_step_equals_members_called_by_hand():
         np.testing.assert_allclose(next_obs[row], obs[row] + out[1:], rtol=1e-4, atol=1e-5)
 
 
-def test_the_slope_of_a_permutation_is_the_true_one():
-    x, slope = jr.normal(jr.key(0), (2, 6, 3))
-    order = jr.permutation(jr.key(1), 6)
-    out, ours = jax.vjp(lambda x: permuted(x, order, jnp.argsort(order)), x)
-    np.testing.assert_array_equal(out, x[order])
-    _, derived = jax.vjp(lambda x: x[order], x)
-    np.testing.assert_allclose(ours(slope)[0], derived(slope)[0])
+def test_the_gradient_of_a_row_assignment_is_the_true_one():
+    x, cotangent = jr.normal(jr.key(0), (2, 6, 3))
+    assignment = assigned(jr.permutation(jr.key(1), 6))
+    out, ours = jax.vjp(lambda x: assignment.to_members(x, 2), x)
+    np.testing.assert_array_equal(out, x[assignment.order].reshape(2, 3, 3))
+    _, derived = jax.vjp(lambda x: x[assignment.order], x)
+    np.testing.assert_allclose(ours(cotangent.reshape(2, 3, 3))[0], derived(cotangent)[0])
+    np.testing.assert_array_equal(assignment.to_rows(assignment.to_members(x, 2)), x)
+    assert (even_shares(7, 4), even_shares(8, 4), even_shares(5, 0)) == (8, 8, 5)

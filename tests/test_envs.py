@@ -5,6 +5,7 @@ import pytest
 from gymnasium import spaces
 from gymnasium.spaces import Box, Discrete
 
+from doublehorizon.acting.env_runner import EnvRunner
 from doublehorizon.config import Config, LoopConfig
 from doublehorizon.envs import paper
 from doublehorizon.envs.check import complaints
@@ -12,7 +13,6 @@ from doublehorizon.envs.make import Simulator, describe, factory, make
 from doublehorizon.envs.spaces import flat_observations
 from doublehorizon.envs.termination import never
 from doublehorizon.errors import UserError
-from doublehorizon.seats import Seat
 
 # Mean and standard deviation over 8 seeds of the published evaluations at step 0 (random actions, 10 episodes each),
 # from the CSV files that the authors of the paper publish with their code.
@@ -31,7 +31,7 @@ def test_random_returns_on_the_papers_tasks_are_the_published_ones(name):
     env = make(f"paper/{name}")
     spec = describe(env)
     assert (spec.obs_size, spec.act_size, spec.time_limit) == (obs_size, act_size, 1000)
-    seat = Seat(Simulator(env, spec), seed=0)
+    seat = EnvRunner(Simulator(env, spec), seed=0)
     found = seat.evaluate(0, None, num_episodes=10)
     assert abs(found - mean) < 3.5 * spread
 
@@ -102,7 +102,7 @@ def test_humanoid_moves_for_free_and_hopper_velocities_are_not_clipped():
 def test_known_rules_agree_with_the_environment(env_id):
     env = make(env_id)
     spec = describe(env)
-    batch = Seat(Simulator(env, spec), seed=1).collect(0, None, 400).batch
+    batch = EnvRunner(Simulator(env, spec), seed=1).collect(0, None, 400).batch
     assert spec.terminates is not None
     np.testing.assert_array_equal(spec.terminates(batch["next_obs"]), batch["terminated"] > 0)
     assert spec.termination == "known"

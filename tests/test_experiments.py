@@ -14,14 +14,14 @@ import pytest
 
 import cluster
 import doublehorizon as dh
-from doublehorizon.analysis import outcome
+from doublehorizon.analysis import experiment_results
 from doublehorizon.analysis.curves import read_curves
-from doublehorizon.board import Board
 from doublehorizon.cli import _status
-from doublehorizon.crowd import Share, read_files, run_here, settled, write_files
-from doublehorizon.jobs import Job, is_done, read_job
+from doublehorizon.experiments.experiment_view import ExperimentView
+from doublehorizon.experiments.jobs import Job, is_done, read_job
+from doublehorizon.experiments.launchers import Resources, decided, read_files, run_locally, write_files
+from doublehorizon.experiments.paper_experiments import EXPERIMENTS, jobs_of, paper_experiment
 from doublehorizon.presets import PRESETS
-from doublehorizon.studies import STUDIES, jobs_of, study
 from kept import CONFIG, without_times
 from test_cli import TINY_OPTIONS
 
@@ -40,16 +40,16 @@ SMALL = [
 
 
 def test_every_experiment_makes_sense_for_every_preset():
-    for name, chosen in STUDIES.items():
+    for name, chosen in EXPERIMENTS.items():
         for base in ("dhmbpo", "paper", "light", "quick"):
             jobs = jobs_of(chosen, PRESETS[base], ("paper/Hopper", "dmc/cheetah-run"), steps=1, seeds=1)
             assert len({job.name for job in jobs}) == 2 * len(chosen.variants), name
             assert [read_job(job.text()) for job in jobs] == jobs
-    values = {name: list(chosen.variants) for name, chosen in STUDIES.items()}
+    values = {name: list(chosen.variants) for name, chosen in EXPERIMENTS.items()}
     assert values["tr-horizon"] == [f"training-{t}" for t in (5, 1, 3, 7, 9)]
     assert values["mbpo-utd"] == [f"updates_per_step-{n}" for n in (1, 2, 4, 8, 16)]
     with pytest.raises(dh.UserError, match="Did you mean 'ablation'"):
-        study("ablatoin")
+        paper_experiment("ablatoin")
 
 
 def job(**values) -> Job:
@@ -68,21 +68,24 @@ def test_published_curves_stand_beside_ours(tmp_path, capsys):
     (tmp_path / "authors" / "roll" / "no-roll").mkdir(parents=True)
     theirs = "step,time,reward,seed\n0,0,7,0\n0,0,9,1\n38,0,10,0\n38,0,20,1\n50,0,99,0\n50,0,99,1\n0,0,9,2\n"
     (tmp_path / "authors" / "roll" / "no-roll" / "Pendulum-v1.csv").write_text(theirs)
-    found = outcome.gather(jobs, tmp_path, STUDIES["ablation"], tmp_path / "authors")
+    found = experiment_results.gather(jobs, tmp_path, EXPERIMENTS["ablation"], tmp_path / "authors")
     dhmbpo, svg = found.lines
     assert (dhmbpo.mean, dhmbpo.step, dhmbpo.seeds, dhmbpo.minutes, dhmbpo.published) == (4.0, 40, 2, 2.0, None)
     assert svg.published == 15.0 and svg.mean == 5.0  # theirs at 38, before ours; one of them ended at 0
-    outcome.draw(found, "title", tmp_path / "curves.png")
-    outcome.write_table(found, tmp_path / "results.csv")
+    experiment_results.draw(found, "title", tmp_path / "curves.png")
+    experiment_results.write_table(found, tmp_path / "results.csv")
     assert (tmp_path / "curves.png").stat().st_size > 10_000
-    assert "svg" in outcome.words(found) and json.loads(outcome.plain(found))["runs"][1]["published"] == 15.0
+    assert (
+        "svg" in experiment_results.table(found)
+        and json.loads(experiment_results.as_json(found))["runs"][1]["published"] == 15.0
+    )
     assert found.scores == {}  # one task: nothing to aggregate
     two = [*jobs, *(replace(one, task="Other") for one in jobs)]
     for one in two[2:]:
         (tmp_path / one.name).parent.mkdir(exist_ok=True)
         same = read_files(tmp_path / one.name.replace("Other", "Pendulum-v1"), {})
         write_files(tmp_path / one.name, same, set())
-    both = outcome.gather(two, tmp_path, STUDIES["ablation"], None)
+    both = experiment_results.gather(two, tmp_path, EXPERIMENTS["ablation"], None)
     assert both.scores["dhmbpo"]["mean"].value == pytest.approx(1.0) and both.scores["svg"]["IQM"].value == 1.25
 
 
@@ -121,15 +124,15 @@ def test_runs_ask_a_cluster_for_what_one_of_its_nodes_has():
         return {"Alive": alive, "Resources": {"CPU": float(cores), "GPU": float(gpus)}}
 
     nodes = [node(64), node(4, 1), node(128, 8, alive=False)]
-    assert settled(Share(), 8, nodes) == Share(1.0, 4.0)  # the GPU's node has 4 cores only
-    assert settled(Share(gpus=0.0), 8, nodes) == Share(0.0, 8.0)
-    assert settled(Share(cores=2.0), 8, nodes) == Share(1.0, 2.0)
+    assert decided(Resources(), 8, nodes) == Resources(1.0, 4.0)  # the GPU's node has 4 cores only
+    assert decided(Resources(gpus=0.0), 8, nodes) == Resources(0.0, 8.0)
+    assert decided(Resources(cores=2.0), 8, nodes) == Resources(1.0, 2.0)
     with pytest.raises(dh.UserError, match=r"asks for 8 core\(s\) and 1 GPU\(s\), but no node"):
-        settled(Share(cores=8.0), 8, nodes)
+        decided(Resources(cores=8.0), 8, nodes)
 
 
 def test_mistakes_are_told_in_one_line(capsys, tmp_path):
-    for words, told in (
+    for words, values in (
         (["ablatoin"], "Did you mean 'ablation'"),
         (["ablation", "--on", "moon"], "--on is 'moon'"),
         (["ablation", "--variants", "mpbo"], "has no variant 'mpbo'"),
@@ -137,7 +140,7 @@ def test_mistakes_are_told_in_one_line(capsys, tmp_path):
         (["ablation", "--tasks", "Pendulum-v1", "Pendulum-v1"], "two runs would be in the folder Pendulum-v1/dhmbpo"),
     ):
         assert _status(["experiment", *words, "--out", str(tmp_path)]) == 2
-        assert told in capsys.readouterr().err
+        assert values in capsys.readouterr().err
 
 
 def experiment(folder: Path, name: str, *words: str) -> subprocess.Popen:
@@ -174,8 +177,8 @@ def test_an_experiment_that_is_stopped_goes_on_where_it_was(tmp_path, capsys):
 
 def read_job_of(run: Path, steps: int) -> Job:
     about = json.loads((run / "config.json").read_text())
-    told = {"task": "Pendulum-v1", "variant": "dhmbpo", "steps": steps, "seeds": 1, "config": about["config"]}
-    return read_job(json.dumps(told))
+    values = {"task": "Pendulum-v1", "variant": "dhmbpo", "steps": steps, "seeds": 1, "config": about["config"]}
+    return read_job(json.dumps(values))
 
 
 @pytest.mark.slow
@@ -196,20 +199,20 @@ def test_the_board_shows_what_runs_have_reached(tmp_path):
     (tmp_path / one.name / "eval.csv").write_text("step,time,reward,seed\n0,0,-9,0\n0,0,-7,1\n40,1,3,0\n40,1,5,1\n")
     (tmp_path / one.name / "progress.csv").write_text("time/total_timesteps\n60\n")
     console = Console(record=True, width=120, force_terminal=False, file=io.StringIO())
-    with Board([one], tmp_path, console=console) as board:
-        board.tell(one.name, "running", "on node 3")
-        console.print(board)
+    with ExperimentView([one], tmp_path, console=console) as view:
+        view.update(one.name, "running", "on node 3")
+        console.print(view)
     shown = console.export_text()
     assert "Pendulum-v1/dhmbpo: running  step 60 of 80  on node 3" in shown and "60 of 80" in shown
-    assert board.rows[one.name].returns == (-8.0, 4.0)
+    assert view.rows[one.name].returns == (-8.0, 4.0)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", STUDIES)
+@pytest.mark.parametrize("name", EXPERIMENTS)
 def test_a_tiny_run_of_every_experiment(name, tmp_path):
     out = ended(experiment(tmp_path, name, "--steps", "60", "--json"))
     lines = json.loads(out)["runs"]
-    assert [line["variant"] for line in lines] == list(STUDIES[name].variants)
+    assert [line["variant"] for line in lines] == list(EXPERIMENTS[name].variants)
     assert all(np.isfinite(line["mean"]) and line["step"] == 60 for line in lines)
 
 
@@ -219,11 +222,11 @@ def test_a_cluster_that_loses_a_node_brings_the_same_runs(tmp_path):
     command = [sys.executable, str(script), str(tmp_path / "cluster")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert told["problems"] == {} and len(told["losses"]) == 1
-    assert set(told["states"].values()) == {"done"}
-    with Board(cluster.JOBS, tmp_path / "alone", quiet=True) as board:
-        assert run_here(cluster.JOBS, tmp_path / "alone", board) == {}
+    values = json.loads(done.stdout.splitlines()[-1])
+    assert values["problems"] == {} and len(values["losses"]) == 1
+    assert set(values["states"].values()) == {"done"}
+    with ExperimentView(cluster.JOBS, tmp_path / "alone", quiet=True) as view:
+        assert run_locally(cluster.JOBS, tmp_path / "alone", view) == {}
     for one in cluster.JOBS:
         for name in ("eval.csv", "progress.csv"):
             pair = [without_times(tmp_path / where / one.name / name) for where in ("cluster", "alone")]

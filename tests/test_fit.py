@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from doublehorizon import fit as fits
-from doublehorizon import replay as replays
-from doublehorizon.agent import _with_statistics
-from doublehorizon.dynamics import World
-from doublehorizon.networks import Dynamics, ensemble
-from doublehorizon.normalizer import identity
-from doublehorizon.optimizers import start
-from doublehorizon.types import Effort, Transition
-from worlds import TINY
+from doublehorizon.algorithm import fit as fits
+from doublehorizon.algorithm import replay as replays
+from doublehorizon.algorithm.agent import _with_statistics
+from doublehorizon.algorithm.dynamics import WorldModel
+from doublehorizon.algorithm.ensemble import ensemble
+from doublehorizon.algorithm.networks import Dynamics
+from doublehorizon.algorithm.normalizer import identity
+from doublehorizon.algorithm.types import Budget, Transition
+from worlds import TINY, budget
 
 
 def test_the_likelihood_is_the_gaussian_one():
@@ -80,13 +80,13 @@ def problem(num_seeds: int, num_rows: int = 200):
         replay = replays.add(empty, rows, jr.fold_in(key_store, seed))
         make = lambda k: Dynamics(TINY.model, 3, 2, k)  # noqa: E731
         members = ensemble(make, TINY.model.members, jr.fold_in(key_model, seed))
-        return replay, _with_statistics(World(members, identity(3), identity(4)), replay, jnp.asarray(num_rows))
+        return replay, _with_statistics(WorldModel(members, identity(3), identity(4)), replay, jnp.asarray(num_rows))
 
     return jax.vmap(one)(jnp.arange(num_seeds))
 
 
-def effort(patience: int, max_epochs: int, num_rows: int = 200) -> Effort:
-    return Effort(*(jnp.asarray(n, jnp.int32) for n in (num_rows, 2, patience, max_epochs, 1, 1)))
+def limits(patience: int, max_epochs: int) -> Budget:
+    return budget(200, 2, patience, max_epochs)
 
 
 fit = eqx.filter_jit(fits.fit)
@@ -96,11 +96,11 @@ FAST = dataclasses.replace(TINY, fit=dataclasses.replace(TINY.fit, learning_rate
 def test_a_fit_learns_the_world_and_returns_its_best_parameters():
     replay, world = problem(1)
     keys = jr.split(jr.key(1), 1)
-    _, before = fit(FAST, effort(0, 0), replay, world, keys)
-    fitted, after = fit(FAST, effort(100, 150), replay, world, keys)
+    _, before = fit(FAST, limits(0, 0), replay, world, keys)
+    fitted, after = fit(FAST, limits(100, 150), replay, world, keys)
     assert float(after["model/validation_rmse"][0]) < 0.25 * float(before["model/validation_rmse"][0])
     # what is returned scores exactly what was reported: the best parameters, not the last ones
-    _, again = fit(FAST, effort(0, 0), replay, fitted, keys)
+    _, again = fit(FAST, limits(0, 0), replay, fitted, keys)
     np.testing.assert_allclose(again["model/validation_score"], after["model/validation_score"], rtol=1e-5)
 
 
@@ -108,7 +108,7 @@ def test_a_fit_stops_after_patience_plus_one_epochs_without_improvement():
     replay, world = problem(1)
     # steps so large that no epoch improves
     wild = dataclasses.replace(TINY, fit=dataclasses.replace(TINY.fit, learning_rate=100.0))
-    fitted, metrics = fit(wild, effort(4, 50), replay, world, jr.split(jr.key(1), 1))
+    fitted, metrics = fit(wild, limits(4, 50), replay, world, jr.split(jr.key(1), 1))
     assert int(metrics["model/epochs"][0]) == 5
     for kept, given in zip(jax.tree.leaves(fitted.members), jax.tree.leaves(world.members), strict=True):
         np.testing.assert_array_equal(kept, given)
@@ -116,43 +116,43 @@ def test_a_fit_stops_after_patience_plus_one_epochs_without_improvement():
 
 def test_a_fit_stops_at_its_cap():
     replay, world = problem(1)
-    _, metrics = fit(TINY, effort(50, 7), replay, world, jr.split(jr.key(1), 1))
+    _, metrics = fit(TINY, limits(50, 7), replay, world, jr.split(jr.key(1), 1))
     assert int(metrics["model/epochs"][0]) == 7
 
 
 def test_each_seed_fits_as_it_would_alone():
     replay, world = problem(3)
     keys = jr.split(jr.key(1), 3)
-    _, together = fit(TINY, effort(100, 3), replay, world, keys)
-    _, alone = fit(TINY, effort(100, 3), *jax.tree.map(lambda x: x[1:2], (replay, world)), keys[1:2])
+    _, together = fit(TINY, limits(100, 3), replay, world, keys)
+    _, alone = fit(TINY, limits(100, 3), *jax.tree.map(lambda x: x[1:2], (replay, world)), keys[1:2])
     for name, value in alone.items():
         np.testing.assert_allclose(value[0], together[name][1], rtol=1e-4, atol=1e-5)
     assert len(set(np.asarray(together["model/validation_score"]).tolist())) == 3
 
 
 @pytest.mark.parametrize("side_by_side", [True, False])
-@pytest.mark.parametrize("limits", [[3, 9, 1, 7, 5, 2], [4, 4, 4, 4], [1], [2, 8]])
-def test_seeds_stop_one_by_one_and_keep_their_places(monkeypatch, limits, side_by_side):
+@pytest.mark.parametrize("epochs", [[3, 9, 1, 7, 5, 2], [4, 4, 4, 4], [1], [2, 8]])
+def test_seeds_stop_one_by_one_and_keep_their_places(monkeypatch, epochs, side_by_side):
     monkeypatch.setattr(fits, "on_gpu", lambda: side_by_side)
 
     # in place of an epoch: count, and stop at the seed's own limit, which is hidden in its data
-    def epoch(config, effort, data, state):
-        del config, effort
+    def epoch(config, budget, data, state):
+        del config, budget
         error = state.best_error + data.reward_noise
         new = eqx.tree_at(lambda s: (s.epoch, s.best_error), state, (state.epoch + 1, error))
         return eqx.tree_at(lambda s: s.active, new, state.active & (new.epoch < data.reward_noise))
 
-    num_seeds = len(limits)
+    num_seeds = len(epochs)
     replay, world = problem(num_seeds)
-    some = effort(1, 1)
+    some = limits(1, 1)
     data = jax.vmap(lambda r, w: fits._prepare(TINY, some, r, w, jr.key(0)))(replay, world)
-    data = eqx.tree_at(lambda d: d.reward_noise, data, jnp.asarray(limits, jnp.float32))
+    data = eqx.tree_at(lambda d: d.reward_noise, data, jnp.asarray(epochs, jnp.float32))
     state = jax.vmap(lambda d, w: fits._begin(TINY, some, d, w.members, jr.key(0)))(data, world)
     state = eqx.tree_at(lambda s: s.best_error, state, jnp.zeros(num_seeds))
     monkeypatch.setattr(fits, "_epoch", epoch)
     done = fits._run(TINY, some, data, state)
-    assert done.epoch.tolist() == limits and not done.active.any()
-    np.testing.assert_allclose(done.best_error, np.square(limits))
+    assert done.epoch.tolist() == epochs and not done.active.any()
+    np.testing.assert_allclose(done.best_error, np.square(epochs))
     for kept, given in zip(jax.tree.leaves(done.members), jax.tree.leaves(world.members), strict=True):
         np.testing.assert_array_equal(kept, given)
 
@@ -160,13 +160,13 @@ def test_seeds_stop_one_by_one_and_keep_their_places(monkeypatch, limits, side_b
 def test_weights_decide_how_much_a_row_counts():
     replay, world = problem(1)
     one_replay, one_world = jax.tree.map(lambda x: x[0], (replay, world))
-    data = fits._prepare(TINY, effort(1, 1), one_replay, one_world, jr.key(0))
+    data = fits._prepare(TINY, limits(1, 1), one_replay, one_world, jr.key(0))
     members = one_world.members
-    optimizer = start(fits._optimizer(TINY), members)
+    opt_state = fits._optimizer(TINY).init(members)
 
     silent = eqx.tree_at(lambda d: d.weight, data, data.weight.at[:, 0].set(0.0))
-    batch = jax.tree.map(lambda x: x[0], fits._draw(TINY, effort(1, 1), silent, jr.key(5)))
-    stepped, _ = fits._gradient_step(TINY, members, optimizer, batch)
+    batch = jax.tree.map(lambda x: x[0], fits._draw(TINY, limits(1, 1), silent, jr.key(5)))
+    stepped, _ = fits._gradient_step(TINY, members, opt_state, batch)
     change = jax.tree.map(lambda a, b: a - b, stepped, members)
     first, second = (jax.tree.map(lambda x, m=m: x[m], change) for m in (0, 1))
     # member 0 has no weight on any row: only its weight decay moves it

@@ -8,9 +8,9 @@ import jax.random as jr
 import numpy as np
 import pytest
 
-from doublehorizon import kernels
-from doublehorizon.kernels import Activation, Plan, mlp
-from doublehorizon.networks import dropout_seeds
+from doublehorizon.algorithm import kernels
+from doublehorizon.algorithm.kernels import Activation, Plan, mlp
+from doublehorizon.algorithm.networks import dropout_seeds
 
 SIZES = (5, 16, 16, 16, 3)
 PLAN = Plan((Activation(0.3, 1.0, 0), Activation(0.2, 0.1, 77), Activation(0.0, None, 99)), "float32")

@@ -16,7 +16,9 @@ from kept import differences
 ANNOUNCED = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that runs tests in the background turns it off
-from doublehorizon import durable, evaluations, view
+from doublehorizon import atomic_files
+from doublehorizon.training import evaluations
+from doublehorizon.training import view
 def announce(owner, name, words):
     inner = getattr(owner, name)
     def outer(*arguments, **named):
@@ -24,7 +26,7 @@ def announce(owner, name, words):
         return inner(*arguments, **named)
     setattr(owner, name, outer)
 announce(view.View, "phase", lambda self, news: news)
-announce(durable, "write_file", lambda path, content: f"writing {path.name}")
+announce(atomic_files, "write_file", lambda path, content: f"writing {path.name}")
 announce(evaluations.Evaluations, "start", lambda self: "testing")
 from doublehorizon.cli import main
 main()

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 import doublehorizon as dh
-from doublehorizon import replay as replays
-from doublehorizon.agent import initial_state
-from doublehorizon.analysis import models
-from doublehorizon.analysis.subject import Subject
-from doublehorizon.types import Task, Transition
+from doublehorizon.algorithm import replay as replays
+from doublehorizon.algorithm.agent import initial_state
+from doublehorizon.algorithm.types import Task, Transition
+from doublehorizon.analysis import model_error
+from doublehorizon.analysis.loaded_seed import LoadedSeed
 from worlds import TINY, line_world
 
 
@@ -28,14 +28,14 @@ def line_rows(count: int, seed: int = 0) -> Transition:
 
 def test_a_model_that_is_right_has_no_error_and_one_that_drifts_has_that_of_its_drift():
     rows = line_rows(50)
-    right = models.accuracy(line_world(), rows)
+    right = model_error.accuracy(line_world(), rows)
     assert right.rows == 50 and right.total < 1e-5
-    drifting = models.accuracy(line_world(drift=(0.3, 0.1)), rows)
+    drifting = model_error.accuracy(line_world(drift=(0.3, 0.1)), rows)
     np.testing.assert_allclose(drifting.rmse, [0.2, 0.2], rtol=1e-4)  # the mean of both members
     scale = np.array([np.std(rows.next_obs), np.std(rows.act)])
     np.testing.assert_allclose(drifting.relative, 0.2 / scale, rtol=1e-3)
     # its members differ by 0.2, a deviation of 0.1 sqrt 2: 0.2 is within 1.96 of them, not within 0.67
-    still = models.accuracy(line_world(), replace_rewards(rows, 1.0))
+    still = model_error.accuracy(line_world(), replace_rewards(rows, 1.0))
     assert still.relative[0] == 0.0 and still.rmse[0] > 0  # it never changes
     assert drifting.coverage == {0.5: 0.0, 0.8: 0.0, 0.95: 1.0}
 
@@ -44,19 +44,19 @@ def replace_rewards(rows: Transition, value: float) -> Transition:
     return eqx.tree_at(lambda r: r.reward, rows, jnp.full_like(rows.reward, value))
 
 
-def line_subject(rows: Transition, drift) -> Subject:
+def line_subject(rows: Transition, drift) -> LoadedSeed:
     replay = eqx.tree_at(lambda r: r.rows, replays.empty(len(rows.reward), 1, 1, 2, 5), rows)
     state = eqx.tree_at(lambda s: s.world, initial_state(TINY, Task(1, 1, None), jnp.array(0)), line_world(drift=drift))
-    return Subject(TINY, Task(1, 1, None), 0, len(rows.reward), state, replay)
+    return LoadedSeed(TINY, Task(1, 1, None), 0, len(rows.reward), state, replay)
 
 
 def test_open_loop_errors_add_up_along_real_trajectories():
     rows = line_rows(40)
-    starts = models.trajectories(rows, 40, horizon=5, most=100, seed=0)
+    starts = model_error.trajectories(rows, 40, horizon=5, most=100, seed=0)
     assert len(starts) == 2 * (20 - 4) and 17 not in starts and 16 - 1 in starts  # none across the new episode
-    found = models.open_loop(line_subject(rows, (0.1, 0.1)), starts, 5, 4, jr.key(0))
+    found = model_error.open_loop(line_subject(rows, (0.1, 0.1)), starts, 5, 4, jr.key(0))
     np.testing.assert_allclose(found.error, 0.1 * np.arange(1, 6), rtol=1e-3)
     np.testing.assert_allclose(found.spread, 0.0, atol=1e-5)
     assert found.standing_still[0] == pytest.approx(np.sqrt(np.mean(np.square(rows.act[starts]))), rel=1e-4)
     with pytest.raises(dh.UserError, match="no stretch of 30 steps"):
-        models.trajectories(rows, 40, horizon=30, most=100, seed=0)
+        model_error.trajectories(rows, 40, horizon=30, most=100, seed=0)

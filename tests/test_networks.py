@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from doublehorizon.networks import Critic, Dynamics, ensemble, mean_and_std, orthogonal, sample_action
+from doublehorizon.algorithm.ensemble import ensemble
+from doublehorizon.algorithm.networks import Critic, Dynamics, mean_and_std, orthogonal, sample_action
 from worlds import TINY, random_actor
 
 

@@ -1,4 +1,4 @@
-"""What people look at and take away: tests, plots, reports, films, exports, lists, trackers, the live view."""
+"""What people look at and take away: tests, plots, reports, videos, exports, lists, trackers, the live view."""
 
 import importlib.util
 import io
@@ -17,14 +17,14 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import doublehorizon as dh
 from doublehorizon.analysis.aggregate import aggregate, iqm, mean, median, profile
+from doublehorizon.analysis.export import export_policy
 from doublehorizon.analysis.report import write_report
+from doublehorizon.analysis.video import record_video
 from doublehorizon.cli import _status
 from doublehorizon.envs.catalogue import GROUPS
 from doublehorizon.envs.make import describe, make
-from doublehorizon.export import export_policy
-from doublehorizon.film import film
-from doublehorizon.runs import read_rows, read_run
-from doublehorizon.view import View, sparkline
+from doublehorizon.run.run_reader import read_rows, read_run
+from doublehorizon.training.view import View, sparkline
 from worlds import TINY
 
 
@@ -94,9 +94,9 @@ def test_export_names_its_files_and_refuses_other_formats(run, tmp_path, capsys)
     assert "end it in .onnx or .npz" in mistake(capsys, "export", str(run), str(tmp_path / "p.pt"))
 
 
-def test_a_film_has_every_step_at_real_speed(run, tmp_path):
+def test_a_video_has_every_step_at_real_speed(run, tmp_path):
     found = read_run(run)
-    total = film(found, 0, found.policies([0])[0], tmp_path / "seed0.mp4")
+    total = record_video(found, 0, found.policies([0])[0], tmp_path / "seed0.mp4")
     with av.open(str(tmp_path / "seed0.mp4")) as container:
         stream = container.streams.video[0]
         frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(stream)]

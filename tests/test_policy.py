@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from doublehorizon.acting.policy import NumpyPolicy, load_policy
+from doublehorizon.algorithm.networks import mean_and_std
 from doublehorizon.envs.make import describe, make
 from doublehorizon.errors import UserError
-from doublehorizon.networks import mean_and_std
-from doublehorizon.policy import NumpyPolicy, load_policy
-from doublehorizon.progress import begin
+from doublehorizon.run.progress import begin, fetch_policies
 from worlds import TINY, random_actor
 
 
@@ -32,15 +32,15 @@ def test_the_numpy_policy_is_the_jax_policy():
     centre, spread = mean_and_std(actor(jnp.asarray((obs - mean) / std, jnp.float32)))
     np.testing.assert_allclose(policy.act(obs), np.tanh(centre), rtol=1e-4, atol=1e-5)
     noise = np.random.default_rng(7).standard_normal((50, 2), np.float32)
-    sampled = policy.act(obs, np.random.default_rng(7))
+    sampled = policy.act(obs, noise)
     np.testing.assert_allclose(sampled, np.tanh(centre + spread * noise), rtol=1e-4, atol=1e-5)
 
 
 def test_the_policies_of_a_run_act_as_its_actors():
     progress = begin(TINY, describe(make("Pendulum-v1")), [0, 1], 40)
     obs = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
-    for k, policy in enumerate(progress.fetch_policies()):
-        actor = jax.tree.map(lambda x, k=k: x[k], progress.state.policy.actor)
+    for k, policy in enumerate(fetch_policies(progress.setup, progress.agent)):
+        actor = jax.tree.map(lambda x, k=k: x[k], progress.agent.actor_critic.actor)
         np.testing.assert_allclose(
             policy.act(obs), np.tanh(mean_and_std(actor(jnp.asarray(obs)))[0]), rtol=1e-4, atol=1e-5
         )

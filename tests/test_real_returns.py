@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 import doublehorizon as dh
-from doublehorizon.analysis import critics
+from doublehorizon.acting.env_runner import EnvRunner, MonteCarloSpec, WorkerSpec
+from doublehorizon.acting.policy import NumpyPolicy
+from doublehorizon.acting.workers import WorkerPool
+from doublehorizon.algorithm.types import Transition
+from doublehorizon.analysis import critic_error
+from doublehorizon.config_json import changed
 from doublehorizon.envs.make import Simulator, describe, factory, make
-from doublehorizon.policy import NumpyPolicy
-from doublehorizon.records import changed
-from doublehorizon.seats import Appraisal, Recipe, Seat
-from doublehorizon.types import Transition
-from doublehorizon.workers import Crew
 from worlds import TINY
 
 
@@ -49,18 +49,18 @@ def test_real_returns_by_hand():
     config = changed(TINY, {"loop.time_limit": 3})
     env = factory(Track, config.loop)
     spec = describe(env(), config)
-    seat = Seat(Simulator(env(), spec), 0)
-    how = Appraisal(episodes=2, horizon=4, discount=0.5, temperature=0.0)
+    runner = EnvRunner(Simulator(env(), spec), 0)
+    how = MonteCarloSpec(episodes=2, horizon=4, discount=0.5, temperature=0.0)
     obs, act = np.array([[0.0], [1.9]], np.float32), np.array([[0.25], [0.5]], np.float32)
-    found = seat.appraise(0, steady(0.5), list(zip(obs, act, strict=True)), how)
+    found = runner.monte_carlo_returns(0, steady(0.5), list(zip(obs, act, strict=True)), how)
     # 0.25, 0.75, 1.25, 1.75: the time limit of 3 does not cut it off; the other one ends at once
     hand = 0.25 + 0.5 * 0.75 + 0.25 * 1.25 + 0.125 * 1.75
     np.testing.assert_allclose(found, [[hand, hand], [2.4, 2.4]], rtol=1e-3)
-    soft = seat.appraise(0, steady(0.5), [(obs[0], act[0])], replace(how, temperature=1.0))
+    soft = runner.monte_carlo_returns(0, steady(0.5), [(obs[0], act[0])], replace(how, temperature=1.0))
     assert soft[0, 0] < hand - 5  # a policy without entropy pays for it
     pairs = Transition(*(jnp.asarray(x) for x in (obs, act, obs[:, 0], obs, obs[:, 0])))
-    with Crew(Recipe(env, spec), [0, 1]) as crew:
-        np.testing.assert_allclose(critics.true_values(crew, steady(0.5), pairs, how), [hand, 2.4], rtol=1e-3)
+    with WorkerPool(WorkerSpec(env, spec), [0, 1]) as pool:
+        np.testing.assert_allclose(critic_error.true_values(pool, steady(0.5), pairs, how), [hand, 2.4], rtol=1e-3)
 
 
 class Windy(Track):
@@ -75,13 +75,13 @@ def test_real_returns_have_the_environment_s_own_chance_and_go_on_beyond_its_tim
     config = changed(TINY, {"loop.time_limit": 3, "loop.action_repeat": repeat})
     pair = [(np.zeros(1, np.float32), np.zeros(1, np.float32))]
     env = factory(Windy, config.loop)
-    seat = Seat(Simulator(env(), describe(env(), config)), 0)
-    found = seat.appraise(0, steady(0.5), pair * 2, Appraisal(3, 4, 0.5, 0.0))
+    runner = EnvRunner(Simulator(env(), describe(env(), config)), 0)
+    found = runner.monte_carlo_returns(0, steady(0.5), pair * 2, MonteCarloSpec(3, 4, 0.5, 0.0))
     assert len(set(found.ravel().tolist())) == 6
     limited = factory(lambda: gym.wrappers.TimeLimit(Track(), 3), config.loop)
-    seat = Seat(Simulator(limited(), describe(limited(), config)), 0)
+    runner = EnvRunner(Simulator(limited(), describe(limited(), config)), 0)
     start = [(np.full(1, 1.0, np.float32), np.zeros(1, np.float32))]
-    still = seat.appraise(0, steady(1e-6), start, Appraisal(1, 10, 1.0, 0.0))
+    still = runner.monte_carlo_returns(0, steady(1e-6), start, MonteCarloSpec(1, 10, 1.0, 0.0))
     np.testing.assert_allclose(still, 10.0 * repeat, rtol=1e-3)
 
 
@@ -120,4 +120,4 @@ def test_an_environment_that_cannot_be_put_says_so():
 
 
 def test_horizons_for_real_returns():
-    assert critics.horizon_for(0.995) == 919 and critics.horizon_for(0.5) == 7
+    assert critic_error.horizon_for(0.995) == 919 and critic_error.horizon_for(0.5) == 7

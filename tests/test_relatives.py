@@ -9,84 +9,78 @@ import numpy as np
 import pytest
 
 import doublehorizon as dh
-from doublehorizon import agent
-from doublehorizon.config import CriticConfig
-from doublehorizon.networks import Critic, ensemble
+from doublehorizon.algorithm import agent
+from doublehorizon.algorithm.actor_critic import critic_target
+from doublehorizon.algorithm.model_buffer import ModelBuffer
+from doublehorizon.algorithm.rollouts import no_perturbations
+from doublehorizon.algorithm.start_states import StartStates
+from doublehorizon.algorithm.types import Task, Transition
+from doublehorizon.algorithm.updates import UpdateContext, critic_rollout, draw_inputs, start_rollout
+from doublehorizon.algorithm.values import unknown_bounds, update_bounds
+from doublehorizon.config_json import changed, from_json, to_json
 from doublehorizon.presets import PRESETS, RELATIVES
-from doublehorizon.records import changed, from_json, to_json
-from doublehorizon.rollouts import Ring, no_nudges, training_rollout
-from doublehorizon.runs import read_rows
-from doublehorizon.types import Task, Transition
-from doublehorizon.updates import Policy, Setting, critic_target, draw_chance, path_for_critics, start_rollout
-from doublehorizon.values import Bounds, follow_bounds
+from doublehorizon.run.run_reader import read_rows
 from kept import CONFIG, differences
-from worlds import ConstantActor, line_world
+from worlds import constant_critics, line_world
 
 SMALL = {name: changed(CONFIG, changes) for name, changes in RELATIVES.items()}
 SMALL["sac"] = changed(SMALL["sac"], {"loop.steps_per_iteration": 20})
 TASK = Task(1, 1, lambda obs: obs[..., 0] > 2.0)
 
 
-def policy_of(actor: ConstantActor) -> Policy:
-    critics = ensemble(lambda key: Critic(CriticConfig(members=2, width=4), 1, 1, key), 2, jr.key(0))
-    return Policy(actor, critics, critics, jnp.log(0.5), Bounds(jnp.array(-100.0), jnp.array(100.0), jnp.array(True)))
-
-
-def steps_of_the_past(count: int = 1) -> Transition:
-    """Of the policy before: 3 forwards from 0 to 3, where it ends; back from 1 to 0.5."""
+def steps_of_the_past(count: int = 1) -> StartStates:
+    """Of the policy before: 3 forwards from 0 to 3, where it ends; back from 1 to 0.5. Each `count` times."""
     obs, next_obs = jnp.array([[0.0], [1.0]] * count), jnp.array([[3.0], [0.5]] * count)
     reward, ended = jnp.array([7.0, -1.0] * count), jnp.array([1.0, 0.0] * count)
-    return Transition(obs, next_obs - obs, reward, next_obs, ended)
+    steps = Transition(obs, next_obs - obs, reward, next_obs, ended)
+    return StartStates(None, ModelBuffer(steps, jnp.array(0), jnp.array(2 * count)))
 
 
 @pytest.mark.parametrize("name", ["mbpo", "sac"])
 def test_the_target_of_a_single_step_by_hand(name):
     config = changed(SMALL[name], {"policy.batch_size": 8, "policy.discount": 0.9})
-    setting = Setting(config, TASK, line_world())
-    policy = policy_of(ConstantActor(jnp.array(0.25)))
-    steps = steps_of_the_past(4)
-    chance = draw_chance(setting, Ring(steps, jnp.array(0), jnp.array(8)), jr.key(0))
-    start = chance.start
-    rollout = training_rollout(
-        TASK, setting.world, policy.actor, start.obs, chance.noise, no_nudges(TASK, chance.noise)
-    )
+    context = UpdateContext(config, TASK, line_world())
+    policy = constant_critics((0.3, 0.2), bounds=(-100.0, 100.0), temperature=0.5)
+    inputs = draw_inputs(context, steps_of_the_past(4), jr.key(0))
+    start = inputs.start
+    rollout = start_rollout(context, policy, inputs, no_perturbations(TASK, inputs.noise))
     assert rollout.reward.shape == (0, 8) and rollout.act.shape == (1, 8, 1)
-    path = path_for_critics(setting, policy, chance, rollout)
+    path = critic_rollout(context, policy, inputs, rollout)
     np.testing.assert_array_equal(path.act[0], start.act)  # what was done then
     np.testing.assert_allclose(path.act[1], 0.25, rtol=1e-4)  # what the policy does now
 
-    raw = jnp.full((2, 8), 0.3).at[1].set(0.2)  # the smaller of two critics says 20
-    target = critic_target(policy.bounds, path, raw, jnp.array(0.5), 0.9)
+    # the smaller of two critics says 20
+    target = critic_target(config, policy, context.world.obs_normalizer, path, jnp.array([0, 1]))
     # its standard deviation is 1e-5 (the least), and the noise was drawn: log N - log(1 - a^2), by hand
-    noise = np.asarray(chance.next_act)[:, 0]
+    noise = np.asarray(inputs.next_act)[:, 0]
     std = 1e-5 + np.log1p(np.exp(-20.0))
     log_prob = -0.5 * noise**2 - np.log(std) - 0.5 * np.log(2 * np.pi) - np.log(1 - 0.25**2)
     alive = 1.0 - np.asarray(start.terminated)
     expected = np.asarray(start.reward) + 0.9 * alive * (20.0 - 0.5 * log_prob)
     np.testing.assert_allclose(target, expected, rtol=1e-3)
-    assert {7.0} == set(np.asarray(target)[alive == 0].tolist())  # behind an end there is nothing
+    assert {7.0} == set(np.asarray(target)[alive == 0].tolist())  # after an end there is nothing
+
+
+def one_step(config, task) -> tuple:
+    """An update's inputs, its training rollout of no step, and what the critics learn from."""
+    context = UpdateContext(config, task, line_world())
+    policy = constant_critics((0.3, 0.2), bounds=(-100.0, 100.0), temperature=0.5)
+    inputs = draw_inputs(context, steps_of_the_past(4), jr.key(1))
+    rollout = start_rollout(context, policy, inputs, no_perturbations(task, inputs.noise))
+    return inputs, rollout, critic_rollout(context, policy, inputs, rollout)
 
 
 def test_a_reward_of_one_s_own_counts_for_real_steps_too():
     task = Task(1, 1, None, reward=lambda obs, act, next_obs: 10.0 * next_obs[..., 0])
-    config = changed(SMALL["sac"], {"policy.batch_size": 8})
-    setting, policy = Setting(config, task, line_world()), policy_of(ConstantActor(jnp.array(0.25)))
-    chance = draw_chance(setting, Ring(steps_of_the_past(4), jnp.array(0), jnp.array(8)), jr.key(1))
-    rollout = start_rollout(setting, policy, chance, no_nudges(task, chance.noise))
-    path = path_for_critics(setting, policy, chance, rollout)
-    np.testing.assert_allclose(path.reward[0], 10.0 * chance.start.next_obs[:, 0])
+    inputs, _, path = one_step(changed(SMALL["sac"], {"policy.batch_size": 8}), task)
+    np.testing.assert_allclose(path.reward[0], 10.0 * inputs.start.next_obs[:, 0])
 
 
 def test_the_bounds_of_a_single_step_come_from_its_reward_and_from_what_the_policy_does_now():
     config = changed(SMALL["sac"], {"policy.batch_size": 8, "critic.quantile": 0.0, "critic.bounds": "all"})
-    setting, policy = Setting(config, TASK, line_world()), policy_of(ConstantActor(jnp.array(0.25)))
-    chance = draw_chance(setting, Ring(steps_of_the_past(4), jnp.array(0), jnp.array(8)), jr.key(1))
-    noise = no_nudges(TASK, chance.noise)
-    rollout = training_rollout(TASK, setting.world, policy.actor, chance.start.obs, chance.noise, noise)
-    path = path_for_critics(setting, policy, chance, rollout)
-    unknown = Bounds(jnp.zeros(()), jnp.zeros(()), jnp.array(False))
-    bounds = follow_bounds(config.critic, 0.9, True, unknown, path, jnp.array(0.5))
-    soft = np.asarray(chance.start.reward) - 0.5 * np.asarray(rollout.log_prob[0])
+    inputs, rollout, path = one_step(config, TASK)
+    bounds = update_bounds(config.critic, 0.9, True, unknown_bounds(), path, jnp.array(0.5))
+    soft = np.asarray(inputs.start.reward) - 0.5 * np.asarray(rollout.log_prob[0])
     np.testing.assert_allclose([bounds.low, bounds.high], [10 * soft.min(), 10 * soft.max()], rtol=1e-5)
 
 
@@ -124,7 +118,7 @@ def test_training_starts_from_the_ring_or_from_the_replay():
     def starts(name: str) -> set[float]:
         config = changed(SMALL[name], {"model.members": 2} if name != "sac" else {})
         seed = agent.initial_state(config, Task(1, 1, None), jnp.array(0))
-        return seed.ring if seed.ring is None else type(seed.ring.rows)
+        return seed.model_buffer if seed.model_buffer is None else type(seed.model_buffer.rows)
 
     assert starts("svg") is None and starts("sac") is None
     assert starts("mbpo") is Transition
@@ -142,15 +136,15 @@ def test_a_tiny_run_goes_on_bit_for_bit(name, tmp_path):
 
 
 def test_without_a_model_a_policy_acts_for_a_few_steps_only(monkeypatch):
-    from doublehorizon.workers import Crew
+    from doublehorizon.acting.workers import WorkerPool
 
-    turns, collect = [], Crew.collect
+    turns, collect = [], WorkerPool.collect
 
     def noted(self, policies, steps, at):
         turns.append((steps, at, None if policies is None else policies[0].weights[0].copy()))
         return collect(self, policies, steps, at)
 
-    monkeypatch.setattr(Crew, "collect", noted)
+    monkeypatch.setattr(WorkerPool, "collect", noted)
     model = dh.DHMBPO("Pendulum-v1", config=SMALL["sac"]).learn(80)
     assert [turn[:2] for turn in turns[:4]] == [(20, 0), (20, 20), (5, 40), (5, 45)]
     assert len(turns) == 2 + 40 // 5 and model.num_timesteps == 80
@@ -159,5 +153,7 @@ def test_without_a_model_a_policy_acts_for_a_few_steps_only(monkeypatch):
 
 def test_lasting_moments_are_not_reset():
     model = dh.DHMBPO("Pendulum-v1", config=SMALL["sac"]).learn(80)
-    counts = {int(x[0]) for x in jax.tree.leaves(model._progress.state.moments) if x.ndim == 1 and x.dtype == jnp.int32}
+    counts = {
+        int(x[0]) for x in jax.tree.leaves(model._progress.agent.opt_states) if x.ndim == 1 and x.dtype == jnp.int32
+    }
     assert counts == {5 + 40}  # one update per step, the first turn's included

@@ -2,8 +2,8 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 
-from doublehorizon import replay as replays
-from doublehorizon.types import Transition
+from doublehorizon.algorithm import replay as replays
+from doublehorizon.algorithm.types import Transition
 
 
 def rows(first: int, count: int) -> Transition:

@@ -1,20 +1,15 @@
 import jax
 import jax.numpy as jnp
-import jax.random as jr
 import numpy as np
 import pytest
 
-from doublehorizon.rollouts import (
+from doublehorizon.algorithm.rollouts import (
     distribution_rollout,
-    draw,
-    emptied,
-    empty_ring,
-    no_nudges,
-    push,
+    no_perturbations,
     training_rollout,
     visited,
 )
-from doublehorizon.types import Task
+from doublehorizon.algorithm.types import Task
 from worlds import ConstantActor, line_world, no_noise
 
 ENDLESS = Task(1, 1, None)
@@ -22,7 +17,7 @@ ENDS_PAST_TWO = Task(1, 1, lambda obs: obs[..., 0] > 2.0)
 
 
 def roll(task, speed, start, noise):
-    return training_rollout(task, line_world(), ConstantActor(speed), start, noise, no_nudges(task, noise))
+    return training_rollout(task, line_world(), ConstantActor(speed), start, noise, no_perturbations(task, noise))
 
 
 def states(task, speed, starts, noise):
@@ -76,24 +71,3 @@ def test_alive_falls_to_zero_where_the_episode_ends_and_stays_there():
     rollout = roll(back, jnp.array(0.25), jnp.full((2, 1), 0.5), no_noise(4, 2))
     np.testing.assert_allclose(rollout.obs[:, 0, 0], [0.5, 0.75, 1.0, 1.25, 1.5], rtol=1e-4)
     np.testing.assert_array_equal(rollout.alive[:, 0], [1, 1, 1, 0, 0])
-
-
-def test_the_ring_keeps_the_most_recent_states():
-    ring = empty_ring(jnp.zeros((5, 1)))
-    ring = push(ring, jnp.arange(3.0)[:, None])
-    assert int(ring.size) == 3
-    ring = push(ring, jnp.arange(3.0, 7.0)[:, None])
-    assert int(ring.size) == 5 and int(ring.position) == 2
-    assert sorted(np.asarray(ring.rows[:, 0]).tolist()) == [2.0, 3.0, 4.0, 5.0, 6.0]
-
-
-def test_an_emptied_ring_starts_again():
-    ring = push(emptied(push(empty_ring(jnp.zeros((5, 1))), jnp.ones((4, 1)))), jnp.full((2, 1), 7.0))
-    assert int(ring.size) == 2
-    assert set(np.asarray(draw(ring, 50, jr.key(0))[:, 0]).tolist()) == {7.0}
-
-
-def test_only_stored_states_are_drawn():
-    ring = push(empty_ring(jnp.zeros((100, 1))), 1.0 + jnp.arange(3.0)[:, None])
-    drawn = np.asarray(draw(ring, 300, jr.key(0))[:, 0])
-    assert set(drawn.tolist()) == {1.0, 2.0, 3.0}

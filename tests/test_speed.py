@@ -6,14 +6,21 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from doublehorizon import kernels, presets, rollouts
-from doublehorizon.agent import initial_state
+from doublehorizon import presets
+from doublehorizon.algorithm import kernels, rollouts
+from doublehorizon.algorithm.agent import initial_state
+from doublehorizon.algorithm.fit import Examples, Minibatches, _gradient_step, _optimizer
+from doublehorizon.algorithm.start_states import StartStates
+from doublehorizon.algorithm.types import Task
+from doublehorizon.algorithm.updates import (
+    UpdateContext,
+    critic_only_update,
+    draw_inputs,
+    fresh_opt_states,
+    joint_update,
+)
 from doublehorizon.analysis import speed
 from doublehorizon.config import Config, CriticConfig, FitConfig, Horizons, ModelConfig, PolicyConfig
-from doublehorizon.fit import Examples, Minibatches, _gradient_step, _optimizer
-from doublehorizon.optimizers import start
-from doublehorizon.types import Task
-from doublehorizon.updates import Setting, critic_only_update, draw_chance, fresh_moments, joint_update
 
 WIDE = Config(  # so wide that products are nearly all of the work
     horizons=Horizons(training=2),
@@ -33,10 +40,11 @@ def counted(function, *arguments) -> float:
 def test_the_operations_of_an_update_are_those_that_xla_counts(monkeypatch, joint):
     monkeypatch.setattr(rollouts, "on_gpu", lambda: True)  # unrolled: XLA counts a loop's body once
     state = initial_state(WIDE, TASK, jnp.asarray(0))
-    setting = Setting(WIDE, TASK, state.world)
-    chance = draw_chance(setting, state.ring, state.key)
+    context = UpdateContext(WIDE, TASK, state.world)
+    inputs = draw_inputs(context, StartStates(state.model_buffer, state.model_buffer), state.key)
     update = joint_update if joint else critic_only_update
-    found = counted(lambda p, m: update(setting, p, m, chance)[:2], state.policy, fresh_moments(WIDE, state.policy))
+    opt_states = fresh_opt_states(WIDE, state.actor_critic)
+    found = counted(lambda a, o: update(context, a, o, inputs)[:2], state.actor_critic, opt_states)
     assert speed.update_needs(WIDE, TASK, joint)[0] == pytest.approx(found, rel=0.12)
 
 
@@ -47,7 +55,7 @@ def test_the_operations_of_an_epoch_are_those_that_xla_counts():
     noise, seeds = jnp.ones((members, rows)), jnp.ones((members, rows), jnp.uint32)
     batch = Minibatches(examples, jnp.ones((rows, members)), noise, seeds)
     model = state.world.members
-    found = counted(lambda m, o: _gradient_step(WIDE, m, o, batch), model, start(_optimizer(WIDE), model))
+    found = counted(lambda m, o: _gradient_step(WIDE, m, o, batch), model, _optimizer(WIDE).init(model))
     assert speed.epoch_needs(WIDE, TASK, 1, 0)[0] == pytest.approx(found, rel=0.12)
 
 

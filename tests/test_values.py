@@ -2,10 +2,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from doublehorizon.config import CriticConfig
-from doublehorizon.types import Rollout
-from doublehorizon.updates import critic_target
-from doublehorizon.values import Bounds, expand_q, expand_value, follow_bounds, quantile, unknown_bounds
+from doublehorizon.algorithm.actor_critic import critic_target
+from doublehorizon.algorithm.normalizer import identity
+from doublehorizon.algorithm.types import Rollout
+from doublehorizon.algorithm.values import Bounds, expand_q, expand_value, quantile, unknown_bounds, update_bounds
+from doublehorizon.config import Config, CriticConfig
+from doublehorizon.config_json import changed
+from worlds import constant_critics
 
 
 def rollout(reward, log_prob, alive) -> Rollout:
@@ -43,12 +46,17 @@ def test_q_leaves_out_the_first_bonus_and_the_value_does_not():
 
 
 def test_the_target_takes_the_least_chosen_critic_and_bounds_it():
-    bounds = Bounds(jnp.array(-10.0), jnp.array(30.0), jnp.array(True))
+    config = changed(Config(), {"policy.discount": 0.5})
     path = rollout([0.0], [0.0, 0.0], [1.0, 1.0])
-    # raw 0 is the centre 10, raw 0.5 is 20; the minimum is 10
-    assert critic_target(bounds, path, jnp.array([[0.5], [0.0]]), jnp.array(0.0), 0.5)[0] == pytest.approx(5.0)
-    # raw -3 is -50, clipped to -10
-    assert critic_target(bounds, path, jnp.array([[0.5], [-3.0]]), jnp.array(0.0), 0.5)[0] == pytest.approx(-5.0)
+
+    def target(*chosen: int) -> float:
+        judged = constant_critics((0.5, 0.0, -3.0, 9.0), bounds=(-10.0, 30.0), temperature=1.0)
+        return float(critic_target(config, judged, identity(1), path, jnp.array(chosen))[0])
+
+    assert target(0, 1) == pytest.approx(5.0)  # raw 0.5 is 20 and raw 0 the centre, 10: the minimum, discounted
+    assert target(0, 3) == pytest.approx(10.0)
+    assert target(0, 2) == pytest.approx(-5.0)  # raw -3 is -50, clipped to -10
+    assert target(3, 3) == pytest.approx(15.0)  # raw 9 is 190, clipped to 30
 
 
 def test_scaling_maps_the_unit_interval_onto_the_bounds():
@@ -70,7 +78,7 @@ def bounds_after(
 ) -> Bounds:
     path = rollout([2.0, 3.0, -5.0], [0.0] * 4, alive)
     config = CriticConfig(bounds=kind, quantile=quantile_, bounds_rate=0.25)  # type: ignore[arg-type]
-    return follow_bounds(config, 0.9, can_end, before or unknown_bounds(), path, jnp.array(0.1))
+    return update_bounds(config, 0.9, can_end, before or unknown_bounds(), path, jnp.array(0.1))
 
 
 def test_the_first_rollout_sets_the_bounds_and_later_ones_move_them():
@@ -90,5 +98,5 @@ def test_which_rewards_set_the_bounds():
 
 def test_the_bounds_count_the_entropy_bonus():
     path = rollout([1.0], [-3.0, 0.0], [1.0, 1.0])
-    bounds = follow_bounds(CriticConfig(quantile=0.0), 0.5, False, unknown_bounds(), path, jnp.array(2.0))
+    bounds = update_bounds(CriticConfig(quantile=0.0), 0.5, False, unknown_bounds(), path, jnp.array(2.0))
     assert float(bounds.high) == pytest.approx((1.0 + 2.0 * 3.0) / 0.5)

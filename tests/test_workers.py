@@ -10,20 +10,20 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
+from doublehorizon.acting.env_runner import WorkerSpec
+from doublehorizon.acting.workers import WorkerPool
 from doublehorizon.envs.make import describe, factory, make
 from doublehorizon.errors import RunError, UserError
-from doublehorizon.seats import Recipe
-from doublehorizon.workers import Crew
 
 SPEC = describe(make("Pendulum-v1"))
 
 
-def crew(seeds: list[int], in_process: bool = False, env="Pendulum-v1") -> Crew:
-    return Crew(Recipe(factory(env), SPEC), seeds, in_process=in_process)
+def pool(seeds: list[int], in_process: bool = False, env="Pendulum-v1") -> WorkerPool:
+    return WorkerPool(WorkerSpec(factory(env), SPEC), seeds, in_process=in_process)
 
 
 def test_a_seed_collects_the_same_whoever_is_beside_it():
-    with crew([3, 4, 5]) as many, crew([4], in_process=True) as one:
+    with pool([3, 4, 5]) as many, pool([4], in_process=True) as one:
         together, alone = many.collect(None, 250), one.collect(None, 250)
     assert together["obs"].shape == (3, 250, 3)
     for name, value in alone.items():
@@ -32,7 +32,7 @@ def test_a_seed_collects_the_same_whoever_is_beside_it():
 
 
 def test_chance_depends_on_where_the_run_stands():
-    with crew([0], in_process=True) as first, crew([0], in_process=True) as later:
+    with pool([0], in_process=True) as first, pool([0], in_process=True) as later:
         one, other = first.collect(None, 20), later.collect(None, 20, step=100)
     assert not np.isclose(one["obs"], other["obs"]).all(axis=-1).any()
     assert not np.isclose(one["act"], other["act"]).any()
@@ -45,11 +45,11 @@ def test_a_factory_that_cannot_be_sent_is_named():
         return lock
 
     with pytest.raises(UserError, match="cannot be sent to worker processes"):
-        crew([0], env=make_it)
+        pool([0], env=make_it)
 
 
 def test_episodes_go_on_across_calls_and_rows_are_linked():
-    with crew([0], in_process=True) as workers:
+    with pool([0], in_process=True) as workers:
         first, second = workers.collect(None, 120), workers.collect(None, 130, step=120)
     joined = {name: np.concatenate([first[name], second[name]], axis=1) for name in first}
     next_obs, obs = joined["next_obs"][0, :-1], joined["obs"][0, 1:]
@@ -59,12 +59,12 @@ def test_episodes_go_on_across_calls_and_rows_are_linked():
 
 
 def test_a_running_episode_goes_on_in_another_crew():
-    with crew([0, 1]) as whole:
+    with pool([0, 1]) as whole:
         whole.collect(None, 120)
         running = whole.episodes
         expected = whole.collect(None, 130, step=120)
     assert running[1, 0].actions.shape == (120, 1)
-    with Crew(Recipe(factory("Pendulum-v1"), SPEC), [0, 1], episodes=running) as other:
+    with WorkerPool(WorkerSpec(factory("Pendulum-v1"), SPEC), [0, 1], episodes=running) as other:
         found = other.collect(None, 130, step=120)
         assert other.pop_notes() == []
     for name, value in expected.items():
@@ -76,10 +76,10 @@ def test_an_environment_that_does_not_repeat_itself_begins_a_new_episode_and_say
         def observation(self, observation):
             return observation + np.random.default_rng().normal(size=3).astype(np.float32)  # seeded by nothing
 
-    recipe = Recipe(lambda: Drifting(gym.make("Pendulum-v1").unwrapped), SPEC)
-    with Crew(recipe, [0], in_process=True) as first:
+    worker_spec = WorkerSpec(lambda: Drifting(gym.make("Pendulum-v1").unwrapped), SPEC)
+    with WorkerPool(worker_spec, [0], in_process=True) as first:
         first.collect(None, 30)
-    with Crew(recipe, [0], in_process=True, episodes=first.episodes) as later:
+    with WorkerPool(worker_spec, [0], in_process=True, episodes=first.episodes) as later:
         later.collect(None, 10, step=30)
         (note,) = later.pop_notes()
     assert "seed 0" in note and "does not repeat itself" in note
@@ -87,7 +87,7 @@ def test_an_environment_that_does_not_repeat_itself_begins_a_new_episode_and_say
 
 
 def test_evaluations_run_in_the_background_and_are_seeded_by_the_step():
-    with crew([0, 1, 2]) as remote, crew([1], in_process=True) as local:
+    with pool([0, 1, 2]) as remote, pool([1], in_process=True) as local:
         for step in (0, 1000):
             remote.start_evaluation(None, step, 2)
         found = {(step, seed): value for step, seed, value in remote.finished_evaluations(block=True)}
@@ -150,8 +150,8 @@ def fall_asleep(env, action):
     ],
 )
 def test_a_fault_of_the_environment_is_told_with_seed_and_step(step, kind, words):
-    recipe = Recipe(altered(step), SPEC, step_timeout=0.5)
-    with Crew(recipe, [4]) as workers:
+    worker_spec = WorkerSpec(altered(step), SPEC, step_timeout=0.5)
+    with WorkerPool(worker_spec, [4]) as workers:
         with pytest.raises(kind) as problem:
             workers.collect(None, 20, step=100)
         for word in words:
@@ -161,19 +161,19 @@ def test_a_fault_of_the_environment_is_told_with_seed_and_step(step, kind, words
 
 
 def test_a_pause_between_calls_is_no_hang():
-    with Crew(Recipe(factory("Pendulum-v1"), SPEC, step_timeout=0.3), [0]) as workers:
+    with WorkerPool(WorkerSpec(factory("Pendulum-v1"), SPEC, step_timeout=0.3), [0]) as workers:
         before = workers.collect(None, 5)
         time.sleep(1.0)
         after = workers.collect(None, 5)
     np.testing.assert_array_equal(before["next_obs"][0, -1], after["obs"][0, 0])  # the same episode goes on
 
 
-def processes_of(crew: Crew) -> list[subprocess.Popen]:
-    return [worker._process for worker in (*crew._collectors, *crew._evaluators)]  # type: ignore[union-attr]
+def processes_of(pool: WorkerPool) -> list[subprocess.Popen]:
+    return [worker._process for worker in (*pool._collectors, *pool._evaluators)]  # type: ignore[union-attr]
 
 
 def test_a_worker_that_dies_is_replaced_and_nothing_is_lost():
-    with crew([0, 1]) as whole, crew([0, 1]) as wounded:
+    with pool([0, 1]) as whole, pool([0, 1]) as wounded:
         for workers in (whole, wounded):
             workers.collect(None, 30)
         for process in processes_of(wounded):
@@ -201,7 +201,7 @@ def test_a_test_whose_worker_died_is_not_waited_for(tmp_path):
 
         return Gated(gym.make("Pendulum-v1"))
 
-    with Crew(Recipe(gated, SPEC, step_timeout=20.0), [0]) as workers, crew([0]) as whole:
+    with WorkerPool(WorkerSpec(gated, SPEC, step_timeout=20.0), [0]) as workers, pool([0]) as whole:
         workers.start_evaluation(None, 0, 1)
         process = processes_of(workers)[-1]
         process.kill()
@@ -218,17 +218,17 @@ ENDLESS_RUN = """
 import gymnasium as gym, signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that runs us in the background turns it off
 from doublehorizon.envs.make import describe, make
-from doublehorizon.seats import Recipe
-from doublehorizon.workers import Crew
+from doublehorizon.acting.env_runner import WorkerSpec
+from doublehorizon.acting.workers import WorkerPool
 def sleepy():
     class Sleepy(gym.Wrapper):
         def step(self, action):
             time.sleep(30)
     return Sleepy(gym.make("Pendulum-v1"))
-with Crew(Recipe(sleepy, describe(make("Pendulum-v1"))), [0, 1]) as crew:
-    print(*(w._process.pid for w in (*crew._collectors, *crew._evaluators)), flush=True)
-    crew.start_evaluation(None, 0, 1)
-    crew.collect(None, 5)
+with WorkerPool(WorkerSpec(sleepy, describe(make("Pendulum-v1"))), [0, 1]) as pool:
+    print(*(w._process.pid for w in (*pool._collectors, *pool._evaluators)), flush=True)
+    pool.start_evaluation(None, 0, 1)
+    pool.collect(None, 5)
 """
 
 
@@ -257,14 +257,15 @@ def is_running(pid: int) -> bool:
 
 
 def test_workers_leave_with_their_crew():
-    workers = crew([0, 1])
+    workers = pool([0, 1])
     processes = processes_of(workers)
     workers.close()
     assert all(process.poll() is not None for process in processes)
 
 
 def test_neither_workers_nor_policies_import_jax():
-    code = "import sys, doublehorizon, doublehorizon.workers, doublehorizon.policy; print('jax' in sys.modules)"
+    modules = "doublehorizon, doublehorizon.acting.workers, doublehorizon.acting.policy, doublehorizon.envs.catalogue"
+    code = f"import sys, {modules}; print('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"
 
 
@@ -272,6 +273,6 @@ def test_workers_do_not_import_what_lies_in_the_working_directory(tmp_path, monk
     (tmp_path / "cloudpickle.py").write_text("raise SystemExit('a run folder is no place for code')")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
-    with crew([0]) as workers:
+    with pool([0]) as workers:
         assert workers.collect(None, 5)["obs"].shape == (1, 5, 3)
         assert workers.pop_notes() == []

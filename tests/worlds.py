@@ -4,6 +4,15 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 
+from doublehorizon.algorithm.actor_critic import ActorCritic
+from doublehorizon.algorithm.dynamics import StepNoise, WorldModel
+from doublehorizon.algorithm.ensemble import RowAssignment, ensemble
+from doublehorizon.algorithm.kernels import Plan
+from doublehorizon.algorithm.networks import Actor, Critic, Dynamics, Mlp
+from doublehorizon.algorithm.normalizer import identity
+from doublehorizon.algorithm.rollouts import RolloutNoise
+from doublehorizon.algorithm.types import Budget
+from doublehorizon.algorithm.values import Bounds
 from doublehorizon.config import (
     Config,
     CriticConfig,
@@ -14,11 +23,6 @@ from doublehorizon.config import (
     PolicyConfig,
     TerminatorConfig,
 )
-from doublehorizon.dynamics import StepNoise, World
-from doublehorizon.kernels import Plan
-from doublehorizon.networks import Actor, Dynamics, Mlp, ensemble
-from doublehorizon.normalizer import identity
-from doublehorizon.rollouts import RolloutNoise
 
 TINY = Config(
     horizons=Horizons(distribution=4, training=3),
@@ -50,15 +54,15 @@ class LineMember(Dynamics):
     def __init__(self, log_noise, drift):
         self.mlp, self.log_noise = LineMlp(drift), log_noise
 
-    def as_multiplied(self):
+    def in_storage_dtype(self):
         return self
 
 
-def line_world(num_members: int = 2, drift: tuple[float, ...] | None = None, log_noise: float = -100.0) -> World:
+def line_world(num_members: int = 2, drift: tuple[float, ...] | None = None, log_noise: float = -100.0) -> WorldModel:
     """One-dimensional: next_obs = obs + act (+ drift), reward = next_obs."""
     drifts = jnp.zeros(num_members) if drift is None else jnp.asarray(drift)
     members = LineMember(jnp.full((num_members, 2), log_noise), drifts)
-    return World(members, identity(1), identity(2))
+    return WorldModel(members, identity(1), identity(2))
 
 
 class ConstantActor(Actor):
@@ -75,19 +79,48 @@ class ConstantActor(Actor):
         )
 
 
+class ConstantCritic(Critic):
+    """Says the same of every state and action; as an ensemble, each of its members its own."""
+
+    value: jax.Array
+
+    def __init__(self, value):
+        self.mlp, self.value = LineMlp(value), value
+
+    def __call__(self, inputs, seeds=None):
+        return jnp.full(inputs.shape[0], self.value)
+
+
+def constant_critics(
+    raw: tuple[float, ...], bounds: tuple[float, float], temperature: float, actor: Actor | None = None
+) -> ActorCritic:
+    """An actor with target critics whose raw outputs are these; 0 and 1 are the middle and the end of the bounds."""
+    critics = ConstantCritic(jnp.asarray(raw))
+    known = Bounds(jnp.asarray(bounds[0]), jnp.asarray(bounds[1]), jnp.array(True))
+    actor = ConstantActor(jnp.array(0.25)) if actor is None else actor
+    return ActorCritic(actor, critics, critics, jnp.log(jnp.asarray(temperature)), known)
+
+
 def no_noise(horizon: int, batch_size: int, obs_size: int = 1, act_size: int = 1) -> RolloutNoise:
     order = jnp.tile(jnp.arange(batch_size)[None], (horizon, 1))
     return RolloutNoise(
         act=jnp.zeros((horizon + 1, batch_size, act_size)),
-        step=StepNoise(jnp.zeros((horizon, batch_size, obs_size)), order, order),
+        step=StepNoise(jnp.zeros((horizon, batch_size, obs_size)), RowAssignment(order, order)),
         ends=None,
     )
 
 
-def random_world(obs_size: int, act_size: int, num_members: int, seed: int = 0) -> World:
+def random_world(obs_size: int, act_size: int, num_members: int, seed: int = 0) -> WorldModel:
     members = ensemble(lambda k: Dynamics(TINY.model, obs_size, act_size, k), num_members, jr.key(seed))
-    return World(members, identity(obs_size), identity(1 + obs_size))
+    return WorldModel(members, identity(obs_size), identity(1 + obs_size))
 
 
 def random_actor(obs_size: int, act_size: int, seed: int = 0) -> Actor:
     return Actor(TINY.policy, obs_size, act_size, jr.key(seed))
+
+
+def budget(
+    num_rows: int, batches: int = 1, patience: int = 100, epochs: int = 1, rounds: int = 1, ends: int = 1
+) -> Budget:
+    """A small one, as a program takes it."""
+    return Budget(num_rows, batches, patience, epochs, ends, rounds).traced()

@@ -5,28 +5,29 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from doublehorizon import presets as presets
-    from doublehorizon import trackers as trackers
+    from doublehorizon.acting.policy import load_policy as load_policy
     from doublehorizon.api import DHMBPO as DHMBPO
     from doublehorizon.config import Config as Config
     from doublehorizon.errors import UserError as UserError
-    from doublehorizon.policy import load_policy as load_policy
-    from doublehorizon.train import Callback as Callback
+    from doublehorizon.run import trackers as trackers
+    from doublehorizon.training.train import Callback as Callback
 
 __version__ = "0.1.0"
 __all__ = ["DHMBPO", "Callback", "Config", "UserError", "__version__", "load_policy", "presets", "trackers"]
 
+_MODULES = {"presets": "presets", "trackers": "run.trackers"}
 _HOMES = {
     "DHMBPO": "api",
-    "Callback": "train",
+    "Callback": "training.train",
     "Config": "config",
     "UserError": "errors",
-    "load_policy": "policy",
+    "load_policy": "acting.policy",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("presets", "trackers"):
-        return import_module(f"doublehorizon.{name}")
+    if name in _MODULES:
+        return import_module(f"doublehorizon.{_MODULES[name]}")
     if name in _HOMES:
         return getattr(import_module(f"doublehorizon.{_HOMES[name]}"), name)
     raise AttributeError(f"module 'doublehorizon' has no attribute {name!r}")

@@ -8,25 +8,27 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from doublehorizon import checkpoints, folders
-from doublehorizon.cache import use_compilation_cache
+from doublehorizon.acting.env_runner import EnvRunner, WorkerSpec
+from doublehorizon.acting.exploration import exploration
+from doublehorizon.acting.policy import NumpyPolicy, load_policy
+from doublehorizon.acting.recorded_data import Source, load_transitions
+from doublehorizon.acting.workers import WorkerPool
+from doublehorizon.algorithm.devices import find_devices, forget_programs, use_compilation_cache, using
 from doublehorizon.config import Config, seed_iterations, steps_per_iteration
-from doublehorizon.data import Source, load_transitions
-from doublehorizon.determinism import DETERMINISTIC_FLAG, asked_for_determinism
-from doublehorizon.devices import find_devices, forget_programs, using
 from doublehorizon.envs.check import complaints, is_users_own
 from doublehorizon.envs.make import EnvLike, EnvSpec, Simulator, describe, factory
 from doublehorizon.envs.spaces import flat_observations
 from doublehorizon.errors import UserError
-from doublehorizon.policy import NumpyPolicy, load_policy
-from doublehorizon.progress import Archived, Knowledge, Progress, begin, capacity_for, extend
-from doublehorizon.saved import read_newest, read_step, restore
-from doublehorizon.seats import Recipe, Seat
+from doublehorizon.jax_settings import DETERMINISTIC_FLAG, asked_for_determinism
+from doublehorizon.run import checkpoints, run_folder
+from doublehorizon.run.checkpoint_reader import read_newest, read_step, restore
+from doublehorizon.run.prior_knowledge import PriorKnowledge
+from doublehorizon.run.progress import Progress, begin, capacity_for, extend
+from doublehorizon.run.replay_files import Archived
+from doublehorizon.run.trackers import Tracker
 from doublehorizon.signals import stoppable
-from doublehorizon.trackers import Tracker
-from doublehorizon.train import CallbackLike, train
-from doublehorizon.view import View, introduction
-from doublehorizon.workers import Crew
+from doublehorizon.training.train import CallbackLike, train
+from doublehorizon.training.view import View, introduction
 
 
 class DHMBPO:
@@ -46,8 +48,8 @@ class DHMBPO:
             policy learns from instead of a learnt one.
         data: transitions to learn from before the first step: an `.npz` file, `minari:DATASET`, or arrays by name (obs,
             act, reward, next_obs, terminated). There are then no random steps.
-        seed_policy: acts instead of chance before the first fit: a function from observation to action, an object with
-            `predict`, or a policy file of this package.
+        seed_policy: acts before the first fit instead of uniform random actions: a function from observation to action,
+            an object with `predict`, or a policy file of this package.
         check: let Gymnasium's `check_env` look at an environment of your own first; it steps it a few times.
     """
 
@@ -88,7 +90,7 @@ class DHMBPO:
             sample.close()
         prior = None if data is None else load_transitions(data, self._spec, self.config.fit.held_out_every)
         seed_policy = load_policy(seed_policy) if isinstance(seed_policy, str | Path) else seed_policy
-        self._knowledge = Knowledge(reward, prior, seed_policy)
+        self._knowledge = PriorKnowledge(reward, prior, seed_policy)
         self._progress: Progress | None = None
         self._folder: Path | None = None
         self._rng = np.random.default_rng(seed)
@@ -151,18 +153,18 @@ class DHMBPO:
             folder = None if out is None else stack.enter_context(self._settled(Path(out)))
             progress = self._begun(goal)
             if folder is not None:
-                folders.describe(folder, progress)
+                run_folder.write_config(folder, progress)
             view = stack.enter_context(View(self.spec.name, goal, quiet=not progress_bar))
-            seats = (self.seeds, self.config.loop.num_envs, self.is_object, progress.episodes)
-            crew = stack.enter_context(Crew(self.recipe(), *seats))
-            view.say(introduction(self.spec, len(self.seeds), progress.iteration_steps, goal, self.devices))
+            runners = (self.seeds, self.config.loop.num_envs, self.is_object, progress.state.episodes)
+            pool = stack.enter_context(WorkerPool(self.worker_spec(), *runners))
+            view.say(introduction(self.spec, len(self.seeds), progress.setup.iteration_steps, goal, self.devices))
             for note in self._notes:
                 view.warn(note)
             self._notes = []
-            train(progress, crew, folder, view, callback, trackers)
+            train(progress, pool, folder, view, callback, trackers)
 
     def _rounded(self, steps: int) -> int:
-        """Simulator steps of as many whole iterations as contain so many."""
+        """Simulator steps of the whole iterations that `steps` steps need."""
         size = steps_per_iteration(self.config, self.spec.time_limit) * self.spec.action_repeat
         return -(-steps // size) * size
 
@@ -170,9 +172,10 @@ class DHMBPO:
     def _settled(self, folder: Path) -> Iterator[Path]:
         """The run folder, for this process alone: a new one, or the one in which this agent has been learning."""
         goes_on = self._folder == folder.resolve()
-        with folders.opened(folder, self.num_timesteps if goes_on else None):
+        with run_folder.open_for_writing(folder, self.num_timesteps if goes_on else None):
             if not goes_on and self._progress is not None:  # what was learnt elsewhere is not in this folder
-                self._progress.log_sizes, self._progress.archived = {}, Archived()
+                self._progress.update(log_sizes={})
+                self._progress.machinery.archived = Archived()
             self._folder = folder.resolve()
             yield folder
 
@@ -182,7 +185,7 @@ class DHMBPO:
                 "loop.seed_iterations is 0, but there must be something to learn from: give transitions (data), or ask "
                 "for at least 1."
             )
-        if self._progress is not None and not self._progress.whole:
+        if self._progress is not None and not self._progress.machinery.whole:
             raise UserError("the last learn() was stopped inside an iteration. Load a saved agent, or start a new one.")
         if "seed_policy" in self.given and self._knowledge.seed_policy is None and self._needs_seed_policy:
             raise UserError("this run began with a seed_policy, which it still needs: pass it again.")
@@ -197,14 +200,14 @@ class DHMBPO:
         """Whether nothing was learnt yet, or a test from then is still to be done."""
         if self._progress is None or self._progress.policies is None:
             return True
-        return any(test.policies is None for test in self._progress.pending.values())
+        return any(test.policies is None for test in self._progress.state.pending.values())
 
     def _begun(self, goal: int) -> Progress:
         if self._progress is None:
-            rows = capacity_for(self.config, self.spec, goal, self._knowledge.num_prior)
+            rows = capacity_for(self.config, self.spec, goal, self._knowledge.num_rows)
             self._progress = begin(self.config, self.spec, self.seeds, rows, self.devices, self._knowledge)
         extend(self._progress, goal)
-        self._progress.goal = goal
+        self._progress.update(goal=goal)
         return self._progress
 
     def predict(
@@ -216,12 +219,12 @@ class DHMBPO:
         return action.reshape(*action.shape[:-1], *self._act_shape), state
 
     def evaluate(self, episodes: int = 10) -> float:
-        """Mean return of so many test episodes with `predict`'s policy."""
+        """Mean return of `episodes` test episodes with `predict`'s policy."""
         if episodes < 1:
             raise UserError(f"episodes is {episodes}, but at least 1 is needed.")
         simulator = Simulator(self._make_env(), self.spec)
         try:
-            return Seat(simulator, self.seeds[0]).evaluate(0, self._best(), episodes)
+            return EnvRunner(simulator, self.seeds[0]).evaluate(0, self._best(), episodes)
         finally:
             if not self.is_object:
                 simulator.close()
@@ -234,7 +237,7 @@ class DHMBPO:
     @property
     def given(self) -> list[str]:
         """What was brought along beside environment and config: a run without it would be another."""
-        return self._knowledge.given if self._progress is None else self._progress.given
+        return self._knowledge.given if self._progress is None else self._progress.setup.given
 
     @property
     def policies(self) -> list[NumpyPolicy]:
@@ -263,7 +266,7 @@ class DHMBPO:
     @property
     def random_timesteps(self) -> int:
         """Simulator steps with random actions, per seed, before anything is learnt."""
-        num_prior = self._knowledge.num_prior if self._progress is None else self._progress.prior_rows
+        num_prior = self._knowledge.num_rows if self._progress is None else self._progress.setup.prior_rows
         iterations = seed_iterations(self.config, self.spec.time_limit, num_prior > 0)
         return iterations * steps_per_iteration(self.config, self.spec.time_limit) * self.spec.action_repeat
 
@@ -274,7 +277,7 @@ class DHMBPO:
     def save(self, path: str | Path) -> None:
         """Writes the agent, its replay included, to a folder from which `load` and further `learn` continue as if
         nothing had happened. An agent that was there before is replaced when the new one is complete."""
-        if self._progress is None or not self._progress.whole:
+        if self._progress is None or not self._progress.machinery.whole:
             raise UserError("there is nothing to save: call learn(total_timesteps) first, and let it end.")
         path = Path(path)
         if (path / "config.json").exists():
@@ -330,6 +333,7 @@ class DHMBPO:
         ranked = max(range(len(self.seeds)), key=lambda k: returns.get(self.seeds[k], -np.inf))
         return self.policies[ranked]
 
-    def recipe(self) -> Recipe:
-        """What worker processes make its environment from."""
-        return Recipe(self._make_env, self.spec, self._knowledge.seed_policy, self.config.loop.step_timeout)
+    def worker_spec(self) -> WorkerSpec:
+        """What its worker processes are given."""
+        loop = self.config.loop
+        return WorkerSpec(self._make_env, self.spec, self._knowledge.seed_policy, exploration(loop), loop.step_timeout)

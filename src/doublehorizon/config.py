@@ -6,9 +6,21 @@ long a fit may last) is computed from it by the small functions at the end, neve
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
-from doublehorizon.errors import UserError
+from annotated_types import Ge, Interval
+
+from doublehorizon.config_checks import (
+    Count,
+    CountOrZero,
+    Dropout,
+    MovingRate,
+    NonNegative,
+    Positive,
+    Share,
+    check_fields,
+    require,
+)
 
 ActivationName = Literal["silu", "relu"]
 
@@ -17,10 +29,10 @@ ActivationName = Literal["silu", "relu"]
 class Horizons:
     """How far imagined rollouts reach."""
 
-    distribution: int = 20
+    distribution: CountOrZero = 20
     """Steps of the detached rollout (DR) that spreads training states to where the policy goes. 0: training starts from
     what was really seen (SVG)."""
-    training: int = 5
+    training: CountOrZero = 5
     """Steps of the differentiable rollout (TR) that estimates values; longer ones give noisier gradients. 0: critics
     and actor learn from single steps, imagined ones (MBPO) or, without a model, real ones (SAC)."""
 
@@ -29,26 +41,26 @@ class Horizons:
 class ModelConfig:
     """The ensemble that predicts reward and next state. Per-layer numbers go from the input to the output."""
 
-    members: int = 8
+    members: CountOrZero = 8
     """Networks in the ensemble; their disagreement is what the model does not know. 0: no model."""
-    width: int = 256
+    width: Count = 256
     """Units of each hidden layer."""
     activation: ActivationName = "silu"
-    """What lies between two layers."""
-    dropout: tuple[float, float, float] = (0.0075, 0.005, 0.0025)
-    """Dropout behind each hidden layer while fitting: most where features are most redundant."""
-    norm_eps: tuple[float, float, float] | None = (1.0, 0.1, 0.01)
+    """Activation function of the hidden layers."""
+    dropout: tuple[Dropout, Dropout, Dropout] = (0.0075, 0.005, 0.0025)
+    """Dropout after each hidden layer while fitting: most where features are most redundant."""
+    norm_eps: tuple[Positive, Positive, Positive] | None = (1.0, 0.1, 0.01)
     """LayerNorm's epsilon before layers 2, 3 and 4. Large values leave small activations small. None: no LayerNorm."""
-    weight_decay: tuple[float, float, float, float] = (2.5e-4, 5e-4, 7.5e-4, 1e-3)
+    weight_decay: tuple[NonNegative, NonNegative, NonNegative, NonNegative] = (2.5e-4, 5e-4, 7.5e-4, 1e-3)
     """AdamW decay per layer, weights and biases."""
-    noise_decay: float = 1e-2
+    noise_decay: NonNegative = 1e-2
     """AdamW decay of the log noise scales, towards a scale of one."""
-    min_noise: float = 1e-3
+    min_noise: Positive = 1e-3
     """Below this (normalised) noise scale the likelihood no longer rewards a smaller one."""
     storage: Literal["float16", "float32"] = "float16"
     """How a GPU keeps the model's hidden layers between two products. float16 has TensorFloat-32's 10-bit mantissa at
     half the memory traffic, which is what a fit is bound by. A CPU keeps float32."""
-    reward_noise: float = 1e-3
+    reward_noise: NonNegative = 1e-3
     """Noise on the training target of the reward, in its own units: keeps constant rewards learnable."""
 
 
@@ -56,26 +68,26 @@ class ModelConfig:
 class FitConfig:
     """How the ensemble is fitted, once per iteration, and when a fit stops."""
 
-    learning_rate: float = 1e-3
+    learning_rate: Positive = 1e-3
     """AdamW's step size; the optimiser starts afresh with each fit."""
-    batch_size: int = 2048
+    batch_size: Count = 2048
     """Rows of a minibatch, shared by all members."""
-    batches_per_epoch: int = 6
-    """At most so many minibatches lie between two validations, and so many batches of rows are validated on."""
-    base_epochs: float = 50.0
+    batches_per_epoch: Count = 6
+    """Minibatches between two validations, and batches of rows to validate on, at most."""
+    base_epochs: Positive = 50.0
     """Patience is this times ln(observation size + 1) epochs without improvement."""
-    max_epochs_factor: float = 5.0
+    max_epochs_factor: Positive = 5.0
     """A fit ends after this many times its patience, improving or not."""
-    batches_factor: float | None = 2.0
+    batches_factor: Positive | None = 2.0
     """A fit also ends after this many times its most epochs, counted in minibatches. Early fits, with one or two
     minibatches per epoch, may use all their epochs, later ones, with six, a third. None: no such end, as the paper."""
-    first_effort: float = 5.0
+    first_effort: Positive = 5.0
     """The first fit and the first policy optimisation are this many times longer."""
-    accept_p: float = 0.1
+    accept_p: Share = 0.1
     """A new best model must beat the old one at this significance level in a paired test."""
-    keep_p: float = 0.5
+    keep_p: Share = 0.5
     """Any improvement at this level resets the patience without moving the best model."""
-    held_out_every: int = 5
+    held_out_every: Annotated[int, Ge(2)] = 5
     """One in this many transitions is kept for validation, forever."""
 
 
@@ -83,18 +95,19 @@ class FitConfig:
 class TerminatorConfig:
     """The ensemble that learns which steps end an episode, where no rule says so."""
 
-    members: int = 5
+    members: Count = 5
     """Networks in the ensemble; their mean is the probability."""
-    width: int = 64
+    width: Count = 64
     """Units of each of the two hidden layers."""
-    learning_rate: float = 1e-3
+    learning_rate: Positive = 1e-3
     """Adam's step size."""
-    sparsity: float = 0.1
-    """With each step the weights of every input shrink by this share of a step of Adam: an end shows in a few numbers
-    of the observation, and without it networks learn the few ends that there are by heart."""
-    batch_size: int = 256
+    sparsity: NonNegative = 0.1
+    """L1 penalty of the first layer: with each of Adam's steps its weights shrink by this share of the learning rate.
+    An end shows in few numbers of the observation; without the penalty, networks overfit the few ends that there are.
+    """
+    batch_size: Annotated[int, Ge(2)] = 256
     """Rows of a minibatch; half of them end an episode, however rare that is."""
-    batches: int = 1000
+    batches: Count = 1000
     """Minibatches of each fit, more in the first; networks go on from where the last fit left them."""
 
 
@@ -102,23 +115,23 @@ class TerminatorConfig:
 class CriticConfig:
     """The ensemble of value functions."""
 
-    members: int = 5
+    members: Count = 5
     """Critics in the ensemble; the actor follows their mean."""
-    target_members: int = 2
-    """The target is the minimum over so many of them, drawn anew for each update."""
-    width: int = 256
+    target_members: Count = 2
+    """Critics whose minimum is the target, drawn anew for each update."""
+    width: Count = 256
     """Units of each hidden layer."""
     activation: ActivationName = "silu"
-    """What lies between two layers."""
-    dropout: float = 1e-3
-    """Dropout behind each hidden layer in the critic's loss (nowhere else)."""
-    norm_eps: float | None = 1e-5
+    """Activation function of the hidden layers."""
+    dropout: Dropout = 1e-3
+    """Dropout after each hidden layer in the critic's loss (nowhere else)."""
+    norm_eps: Positive | None = 1e-5
     """LayerNorm's epsilon before layers 2, 3 and 4. None: no LayerNorm."""
-    target_rate: float = 0.005
+    target_rate: MovingRate = 0.005
     """Share of the critics that moves into the target critics with each update."""
-    quantile: float = 0.01
+    quantile: Annotated[float, Interval(ge=0, lt=0.5)] = 0.01
     """The bounds of Q come from this quantile of imagined rewards and its mirror image."""
-    bounds_rate: float = 3e-4
+    bounds_rate: MovingRate = 3e-4
     """How fast the bounds follow."""
     bounds: Literal["all", "alive", "alive_and_zero"] = "alive_and_zero"
     """Which imagined rewards set the bounds: all, those before termination, or those with 0 kept inside the
@@ -129,65 +142,68 @@ class CriticConfig:
 class PolicyConfig:
     """Actor, temperature, and the loop that improves them."""
 
-    width: int = 256
+    width: Count = 256
     """Units of each of the actor's three hidden layers."""
-    batch_size: int = 256
+    batch_size: Count = 256
     """Imagined trajectories per update, and per distribution rollout."""
-    learning_rate: float = 3e-4
+    learning_rate: Positive = 3e-4
     """Adam's step size for actor, critics and temperature."""
     keep_moments: bool = False
-    """Go on with Adam's moments, instead of starting them afresh each iteration, as the model under them changes."""
-    discount: float = 0.995
+    """Keep Adam's moments from one iteration to the next; otherwise they start afresh, as the model has changed."""
+    discount: Annotated[float, Interval(gt=0, lt=1)] = 0.995
     """How much a reward one step later is worth."""
-    initial_temperature: float = 0.1
+    initial_temperature: Positive = 0.1
     """Weight of the entropy bonus before it is tuned."""
     target_entropy_per_action: float = -1.0
     """The temperature steers the policy's entropy towards this times the number of actions."""
-    updates_per_step: float = 1.0
+    updates_per_step: Positive = 1.0
     """Joint updates of critic and actor per environment step: the update-to-data ratio."""
-    critic_only_share: float = 0.25
+    critic_only_share: NonNegative = 0.25
     """After each fit the critics first train alone, for this many updates per step of an iteration."""
-    refresh_every: int = 20
+    refresh_every: Count = 20
     """Updates between two distribution rollouts."""
-    ring_capacity: int = 51_200
-    """Imagined states kept to start training rollouts from, about 190 updates' worth; or imagined steps, without
-    training rollouts."""
-    states_per_refresh: int = 5120
-    """Each distribution rollout adds at least so many, with more rows side by side where its horizon is short."""
+    ring_capacity: Count = 51_200
+    """Capacity of the model buffer, a ring of imagined states that training rollouts start from, about 190 updates'
+    worth; without training rollouts, of imagined steps."""
+    states_per_refresh: Count = 5120
+    """States that each distribution rollout adds at least; it has more rows side by side where its horizon is short."""
     clear_each_iteration: bool = False
-    """Empty that ring at each iteration, as the paper's text says and its code never did."""
+    """Empty the model buffer at each iteration, as the paper's text says and its code never did."""
+    replay_start_share: Share = 0.0
+    """Share of training rollouts that start in real states of the replay instead of imagined ones. Without
+    distribution rollouts all do."""
 
 
 @dataclass(frozen=True)
 class LoopConfig:
     """Collection and evaluation."""
 
-    steps_per_iteration: int | None = None
+    steps_per_iteration: Count | None = None
     """Agent steps between two fits. None: the time limit, within 200..1000, rounded to a multiple of 20."""
-    steps_per_turn: int | None = None
+    steps_per_turn: Count | None = None
     """Agent steps collected with one policy, which then learns. None: those of an iteration, as the model is fitted
     once in each. A few, where there is no model."""
-    seed_iterations: int | None = None
+    seed_iterations: CountOrZero | None = None
     """Iterations of random actions before the first fit. None: max(5, 1000 / steps_per_iteration). There are none where
     transitions come from a file."""
-    evaluate_every: int = 10
+    evaluate_every: Count = 10
     """Iterations between evaluations; there is one after the first fit and one at the end, too."""
-    evaluation_episodes: int = 10
+    evaluation_episodes: CountOrZero = 10
     """Test episodes per evaluation, with the deterministic policy. 0: none, where every step is dear."""
-    time_limit: int | None = None
+    time_limit: Count | None = None
     """Agent steps after which an episode is cut off. None: what the environment's registration says."""
-    action_repeat: int | None = None
+    action_repeat: Count | None = None
     """Simulator steps for which each action is held; their rewards add up. None: 2 for DMControl, otherwise 1."""
-    num_envs: int = 1
+    num_envs: Count = 1
     """Environments per seed that collect side by side, for slow simulators; an iteration has as many steps as ever."""
-    step_timeout: float = 300.0
+    step_timeout: Positive = 300.0
     """Seconds after which an environment that has not come back from a reset or an action is given up."""
-    replay_capacity: int = 1_000_000
+    replay_capacity: Count = 1_000_000
     """Transitions kept at most; the oldest go first."""
-    checkpoint_every: int | None = None
+    checkpoint_every: Count | None = None
     """Iterations between checkpoints. None: each, or as often as writing takes a twentieth of the time at most."""
-    keep_checkpoints: int = 3
-    """The last so many are kept."""
+    keep_checkpoints: Count = 3
+    """Checkpoints that are kept: the last ones."""
 
 
 @dataclass(frozen=True)
@@ -210,29 +226,7 @@ class Config:
     """Have a GPU repeat itself to the last bit, at the price of some speed; a CPU always does."""
 
     def __post_init__(self) -> None:
-        for name, value, least in (
-            ("horizons.distribution", self.horizons.distribution, 0),
-            ("horizons.training", self.horizons.training, 0),
-            ("fit.batch_size", self.fit.batch_size, 1),
-            ("fit.batches_per_epoch", self.fit.batches_per_epoch, 1),
-            ("fit.held_out_every", self.fit.held_out_every, 2),
-            ("policy.refresh_every", self.policy.refresh_every, 1),
-            ("loop.evaluate_every", self.loop.evaluate_every, 1),
-            ("loop.evaluation_episodes", self.loop.evaluation_episodes, 0),
-            ("loop.action_repeat", 1 if self.loop.action_repeat is None else self.loop.action_repeat, 1),
-            ("loop.time_limit", 1 if self.loop.time_limit is None else self.loop.time_limit, 1),
-            ("loop.num_envs", self.loop.num_envs, 1),
-            ("loop.checkpoint_every", 1 if self.loop.checkpoint_every is None else self.loop.checkpoint_every, 1),
-            ("loop.keep_checkpoints", self.loop.keep_checkpoints, 1),
-            ("terminator.members", self.terminator.members, 1),
-            ("terminator.batch_size", self.terminator.batch_size, 2),
-            ("terminator.batches", self.terminator.batches, 1),
-            ("policy.states_per_refresh", self.policy.states_per_refresh, 1),
-        ):
-            require(value >= least, name, value, f"at least {least}")
-        for name, rates in (("model.dropout", self.model.dropout), ("critic.dropout", (self.critic.dropout,))):
-            require(all(0 <= rate < 1 for rate in rates), name, rates, "at least 0 and below 1")
-        require(0 <= self.critic.quantile < 0.5, "critic.quantile", self.critic.quantile, "at least 0 and below 0.5")
+        check_fields(self)
         self._check_model()
         require(
             0 < self.critic.target_members <= self.critic.members,
@@ -240,7 +234,6 @@ class Config:
             self.critic.target_members,
             f"between 1 and critic.members ({self.critic.members})",
         )
-        require(0 < self.policy.discount < 1, "policy.discount", self.policy.discount, "between 0 and 1")
         self._check_loop()
 
     @property
@@ -250,7 +243,7 @@ class Config:
 
     @property
     def kept_per_row(self) -> int:
-        """What a row of a distribution rollout leaves behind: its states, or its steps where steps are learnt from."""
+        """States that a row of a distribution rollout adds to the model buffer; steps, where those are learnt from."""
         return self.horizons.distribution + (self.horizons.training > 0)
 
     @property
@@ -295,21 +288,11 @@ class Config:
                 steps,
                 f"a multiple of {multiple} (policy.refresh_every, fit.held_out_every and loop.steps_per_turn)",
             )
-        seeds = self.loop.seed_iterations
-        if seeds is not None:
-            require(seeds >= 0, "loop.seed_iterations", seeds, "at least 0")
-        require(self.loop.step_timeout > 0, "loop.step_timeout", self.loop.step_timeout, "more than 0 seconds")
 
 
 def _multiple(config: Config) -> int:
     """What the steps of an iteration must be a multiple of."""
     return math.lcm(config.policy.refresh_every, config.fit.held_out_every, config.loop.steps_per_turn or 1)
-
-
-def require(holds: bool, name: str, value: object, needed: str) -> None:
-    """A value that is not what is needed is a user's mistake."""
-    if not holds:
-        raise UserError(f"{name} is {value!r}, but it must be {needed}.")
 
 
 # -- what follows from a config and the environment -------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What can go wrong, told so that someone can act on it."""
+"""What can go wrong, reported so that someone can act on it."""
 
 import difflib
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ class RunError(RuntimeError):
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
-    """A name that there is not, with the nearest one that there is."""
+    """An unknown name, with the nearest known one."""
     names = list(known)
     near = difflib.get_close_matches(name, names, n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""

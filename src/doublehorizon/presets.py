@@ -12,8 +12,8 @@ from doublehorizon.config import (
     PolicyConfig,
     TerminatorConfig,
 )
+from doublehorizon.config_json import changed
 from doublehorizon.errors import unknown
-from doublehorizon.records import changed
 
 dhmbpo = Config()
 """The paper's algorithm, with shorter late fits."""

@@ -2,6 +2,9 @@
 
 from typing import Any
 
+MIN_ACTION_STD = 1e-5
+"""The least standard deviation of a policy before squashing."""
+
 
 def to_own_units(unit: Any, low: Any, high: Any) -> Any:
     """From [-1, 1] to [low, high]."""

@@ -1,9 +1,11 @@
-"""Ctrl-C and SIGTERM: a run that is asked to stop saves first."""
+"""Ctrl-C, SIGTERM and orphaned processes: a run that is asked to stop saves first."""
 
 import contextlib
+import os
 import signal
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from types import FrameType
 
 
@@ -22,13 +24,13 @@ class _State:
 
 @contextlib.contextmanager
 def stoppable() -> Iterator[None]:
-    """Inside, either signal raises `Stopped`. One that was ignored before stays so; only a main thread hears any."""
+    """Inside, either signal raises `Stopped`; one that was ignored before stays so. Only a main thread gets signals."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     _State.waiting = None
     numbers = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) != signal.SIG_IGN]
-    before = {number: signal.signal(number, _hear) for number in numbers}
+    before = {number: signal.signal(number, _on_signal) for number in numbers}
     try:
         yield
     finally:
@@ -49,8 +51,19 @@ def unstoppable() -> Iterator[None]:
         raise Stopped(number)
 
 
-def _hear(number: int, frame: FrameType | None) -> None:
+def _on_signal(number: int, frame: FrameType | None) -> None:
     if _State.depth > 0:
         _State.waiting = number
         return
     raise Stopped(number)
+
+
+def when_orphaned(parent: int, leave: Callable[[], object]) -> None:
+    """Calls `leave` soon after the parent process has ended, however that ended, from a thread of its own."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        leave()
+
+    threading.Thread(target=watch, daemon=True).start()

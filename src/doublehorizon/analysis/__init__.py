@@ -1,1 +1,4 @@
-"""What is measured on finished runs."""
+"""Looking at runs: what the paper measures, curves, reports, videos, exported policies, speed.
+
+May import everything but `cli`.
+"""

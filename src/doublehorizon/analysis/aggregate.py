@@ -61,6 +61,6 @@ def profile(scores: Scores, taus: np.ndarray, seed: int = 0) -> tuple[np.ndarray
 
 
 def resampled(scores: Scores, draws: int, seed: int) -> Scores:
-    """As many runs of each task, drawn with replacement, so many times: `[draw, run]`."""
+    """As many runs of each task, drawn with replacement `draws` times: `[draw, run]`."""
     rng = np.random.default_rng(seed)
     return {task: runs[rng.integers(len(runs), size=(draws, len(runs)))] for task, runs in scores.items()}

@@ -3,12 +3,14 @@
 import csv
 import json
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from scipy import stats
 
+from doublehorizon.analysis.aggregate import Scores
 from doublehorizon.errors import UserError
 
 Curves = dict[str, dict[int, float]]
@@ -114,9 +116,31 @@ def common_steps(curves: Curves, until: int | None = None) -> list[int]:
     return [step for step in common if until is None or step <= until]
 
 
+def normalized_scores(
+    tasks: Mapping[str, Mapping[str, Curves]], labels: Sequence[str], unit: str, until: int | None = None
+) -> tuple[dict[str, Scores], dict[str, float]]:
+    """Returns of the methods `labels`, which every task has, at the last step that all of them have, in units of the
+    mean of the method `unit`; and these units, by task. Nothing for a single task, or where one has no such step."""
+    found: dict[str, Scores] = {label: {} for label in labels}
+    units: dict[str, float] = {}
+    for task, methods in tasks.items():
+        common = set.intersection(*(set(common_steps(methods[label], until)) for label in labels))
+        if not common or len(tasks) < 2:
+            return {}, {}
+        finals = {label: np.array([curve[max(common)] for curve in methods[label].values()]) for label in labels}
+        units[task] = float(np.mean(finals[unit]))
+        for label, values in finals.items():
+            found[label][task] = values / units[task]
+    return found, units
+
+
 def mean_and_interval(curves: Curves, steps: list[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Mean over seeds at these steps, and half the width of its 95% interval (Student's; 0 for one seed)."""
-    values = np.array([[curve[step] for step in steps] for curve in curves.values()])
+    """Mean over seeds at these steps, and half the width of its 95% interval."""
+    return mean_and_half_width(np.array([[curve[step] for step in steps] for curve in curves.values()]))
+
+
+def mean_and_half_width(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean over the first axis, and half the width of its 95% interval (Student's; 0 for a single row)."""
     if len(values) < 2:
-        return values.mean(0), np.zeros(len(steps))
+        return values.mean(0), np.zeros(values.shape[1:])
     return values.mean(0), stats.t.ppf(0.975, len(values) - 1) * stats.sem(values, axis=0)

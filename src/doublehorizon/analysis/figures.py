@@ -14,7 +14,7 @@ COLORS = ("#2563eb", "#d97706", "#059669", "#9333ea", "#dc2626", "#0891b2", "#65
 
 
 def new_figure(rows: int, columns: int) -> tuple[Any, list[Any]]:
-    """A figure with so many axes, in the order of reading."""
+    """A figure with `rows * columns` axes, in the order of reading."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -74,10 +74,12 @@ def draw_curves(
         is_time = times is not None
         at = np.asarray(steps) if times is None else mean_and_interval(times, steps)[0] / 60.0
         color = COLORS[own.index(twins.get(label, label)) % len(COLORS)]
-        dashes, told = "--" if label in twins else "-", f"{len(curves)} seed{'s' if len(curves) > 1 else ''}"
-        axes.plot(at, mean, dashes, color=color, label=f"{label} ({told})")
-        if label not in twins:
-            axes.fill_between(at, mean - half, mean + half, color=color, alpha=0.2, linewidth=0)
+        count = f" ({len(curves)} seed{'s' if len(curves) > 1 else ''})"
+        if label in twins:
+            axes.plot(at, mean, "--", color=color, label=label + (count if len(curves) > 1 else ""))  # or a mean itself
+            continue
+        axes.plot(at, mean, color=color, label=label + count)
+        axes.fill_between(at, mean - half, mean + half, color=color, alpha=0.2, linewidth=0)
     axes.set(title=title, xlabel="minutes" if is_time else "simulator steps", ylabel="test return")
     axes.legend(loc="upper left" if twins else "lower right", fontsize="x-small" if len(sets) > 5 else "small")
     axes.grid(alpha=0.3)

@@ -16,10 +16,12 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, Key, PRNGKeyArray
 
-from doublehorizon.analysis.subject import Subject, as_rows
+from doublehorizon.algorithm.actor_critic import ActorCritic
+from doublehorizon.algorithm.ensemble import even_shares
+from doublehorizon.algorithm.rollouts import RolloutNoise, draw_noise, no_perturbations, training_rollout
+from doublehorizon.algorithm.updates import UpdateContext, actor_gradient, actor_objective
+from doublehorizon.analysis.loaded_seed import LoadedSeed, as_rows
 from doublehorizon.errors import UserError
-from doublehorizon.rollouts import RolloutNoise, draw_noise, no_nudges, training_rollout
-from doublehorizon.updates import Policy, Setting, actor_gradient, actor_objective
 
 HORIZONS = (1, 3, 5, 7, 9)
 GROUPS = 16  # of states; how their sums differ says how sure a figure is
@@ -50,13 +52,13 @@ class Tradeoff:
     bias: np.ndarray
     """The paper's Bias_t: mean of |g_tb - g_T|^2 over states. It contains how much states differ."""
     distance: np.ndarray
-    """|g_t - g_T|^2, less what chance adds to it: how wrong the gradient is on the average."""
+    """|g_t - g_T|^2, less what noise adds to it: how wrong the gradient is on the average."""
     standard_error: np.ndarray
     """The paper's SEM_t: of g_t, over states."""
     noise: np.ndarray
-    """Mean squared error that chance adds to the gradient of a batch in training, with one rollout per state."""
+    """Mean squared error that noise adds to the gradient of a batch in training, with one rollout per state."""
     without: np.ndarray
-    """What `error` is when one group of states is left out, for each of them: how far it is a matter of chance."""
+    """What `error` is when one group of states is left out, for each of them: the jackknife."""
 
     @property
     def error(self) -> np.ndarray:
@@ -70,7 +72,7 @@ def _error(distance: np.ndarray, noise: np.ndarray) -> np.ndarray:
 
 
 def measure(
-    subject: Subject,
+    loaded: LoadedSeed,
     horizons: Sequence[int] = HORIZONS,
     num_states: int = 256,
     num_rollouts: int = 64,
@@ -78,26 +80,24 @@ def measure(
     tick: Callable[[], None] = lambda: None,
     from_replay: bool = False,
 ) -> Tradeoff:
-    """Measures all horizons on the same states, those where training begins or any of the replay, with the same chance.
-    `tick` is called for each group."""
+    """Measures all horizons on the same states, those where training begins or any of the replay, with the same random
+    numbers. `tick` is called for each group."""
     horizons = tuple(sorted(set(horizons)))
-    multiple = 2 * max(1, subject.config.model.members)
-    num_rollouts = -(-num_rollouts // multiple) * multiple
-    multiple = GROUPS * _SIDE_BY_SIDE
-    num_states = -(-num_states // multiple) * multiple
+    num_rollouts = 2 * even_shares(-(-num_rollouts // 2), loaded.config.model.members)
+    num_states = even_shares(num_states, GROUPS * _SIDE_BY_SIDE)
     if len(horizons) < 2 or horizons[0] < 1:
         raise UserError(f"the horizons are {horizons}, but at least two are needed, of 1 step or more.")
-    key_states, key_chance = jr.split(jr.key(0) if key is None else key)
-    starts = subject.drawn(num_states, key_states).obs if from_replay else subject.starts(num_states, key_states)
-    states = starts.reshape(GROUPS, -1, subject.task.obs_size)
-    keys = jr.split(key_chance, num_states).reshape(GROUPS, -1)
+    key_states, key_rollouts = jr.split(jr.key(0) if key is None else key)
+    starts = loaded.drawn(num_states, key_states).obs if from_replay else loaded.starts(num_states, key_states)
+    states = starts.reshape(GROUPS, -1, loaded.task.obs_size)
+    keys = jr.split(key_rollouts, num_states).reshape(GROUPS, -1)
     groups = []
     for group in range(GROUPS):
-        arguments = (subject.setting, subject.state.policy, states[group], keys[group])
+        arguments = (loaded.context, loaded.state.actor_critic, states[group], keys[group])
         groups.append(jax.device_get(_sums(horizons, num_rollouts, *arguments)))
         _require_finite(horizons, groups[-1])
         tick()
-    return _tradeoff(horizons, (num_states, num_rollouts), subject.config.policy.batch_size, groups)
+    return _tradeoff(horizons, (num_states, num_rollouts), loaded.config.policy.batch_size, groups)
 
 
 def _require_finite(horizons: tuple[int, ...], sums: Sums) -> None:
@@ -113,8 +113,8 @@ def _require_finite(horizons: tuple[int, ...], sums: Sums) -> None:
 def _sums(
     horizons: tuple[int, ...],
     num_rollouts: int,
-    setting: Setting,
-    policy: Policy,
+    context: UpdateContext,
+    actor_critic: ActorCritic,
     states: Float[Array, "states obs"],
     keys: Key[Array, " states"],
 ) -> Sums:
@@ -124,7 +124,7 @@ def _sums(
     def some_states(sums: Sums, states_and_keys: tuple[Array, Array]) -> tuple[Sums, None]:
         some, keys = states_and_keys
         start = as_rows(some, num_rollouts // 2)
-        halves = jnp.stack([_gradients(setting, policy, horizons, start, k) for k in jr.split(keys[0])])
+        halves = jnp.stack([_gradients(context, actor_critic, horizons, start, k) for k in jr.split(keys[0])])
         gradient = jnp.mean(halves, axis=0)
         found = Sums(
             gradient=jnp.sum(gradient, axis=0),
@@ -135,32 +135,37 @@ def _sums(
         return jax.tree.map(jnp.add, sums, found), None
 
     nothing = jnp.zeros(len(horizons))
-    no_gradient = jnp.zeros((len(horizons), ravel_pytree(policy.actor)[0].size))
+    no_gradient = jnp.zeros((len(horizons), ravel_pytree(actor_critic.actor)[0].size))
     several = (states.reshape(-1, _SIDE_BY_SIDE, states.shape[-1]), keys.reshape(-1, _SIDE_BY_SIDE))
-    with jax.default_matmul_precision(setting.config.precision):
+    with jax.default_matmul_precision(context.config.precision):
         return jax.lax.scan(some_states, Sums(no_gradient, nothing, nothing, nothing), several)[0]
 
 
 def _gradients(
-    setting: Setting, policy: Policy, horizons: tuple[int, ...], start: Float[Array, "rows obs"], key: PRNGKeyArray
+    context: UpdateContext,
+    actor_critic: ActorCritic,
+    horizons: tuple[int, ...],
+    start: Float[Array, "rows obs"],
+    key: PRNGKeyArray,
 ) -> Float[Array, "states horizon parameters"]:
     """Of each state's mean value over its rows, by horizon. Longer rollouts begin as the shorter ones do."""
-    noise = draw_noise(setting.task, horizons[-1], start.shape[0], key)
-    temperature = jnp.exp(policy.log_temperature)
+    task, world, actor = context.task, context.world, actor_critic.actor
+    noise = draw_noise(task, horizons[-1], start.shape[0], key)
 
     def by_state(x: Float[Array, "steps rows n"]) -> Float[Array, "states steps share n"]:
         return jnp.swapaxes(x.reshape(x.shape[0], _SIDE_BY_SIDE, -1, x.shape[-1]), 0, 1)
 
     def one_horizon(horizon: int) -> Float[Array, "states parameters"]:
-        chance = _beginning(noise, horizon)
-        path, pull_back = jax.vjp(
-            lambda nudges: training_rollout(setting.task, setting.world, policy.actor, start, chance, nudges),
-            no_nudges(setting.task, chance),
+        first_steps = _beginning(noise, horizon)
+        rollout, pull_back = jax.vjp(
+            lambda perturbations: training_rollout(task, world, actor, start, first_steps, perturbations),
+            no_perturbations(task, first_steps),
         )
-        slope = jax.grad(lambda path: _SIDE_BY_SIDE * actor_objective(setting, policy, path, temperature))(path)
-        (words,) = pull_back(slope)
-        gradient = jax.vmap(lambda visited, slopes: actor_gradient(setting, policy.actor, visited, slopes))
-        return jax.vmap(lambda one: ravel_pytree(one)[0])(gradient(by_state(path.obs), by_state(words)))
+        objective = lambda rollout: _SIDE_BY_SIDE * actor_objective(context, actor_critic, rollout)  # noqa: E731
+        (cotangents,) = pull_back(jax.grad(objective)(rollout))
+        gradient = jax.vmap(lambda visited, cotangents: actor_gradient(context, actor, visited, cotangents))
+        of_states = gradient(by_state(rollout.obs), by_state(cotangents))
+        return jax.vmap(lambda one: ravel_pytree(one)[0])(of_states)
 
     return jnp.stack([one_horizon(horizon) for horizon in horizons], axis=1)
 

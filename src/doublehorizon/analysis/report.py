@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from doublehorizon.analysis.curves import common_steps, find_curves, mean_and_interval
-from doublehorizon.durable import write_file
+from doublehorizon.atomic_files import write_file
 from doublehorizon.errors import UserError
-from doublehorizon.runs import Run, read_rows, read_run
+from doublehorizon.run.run_reader import Run, read_rows, read_run
 
 _MODEL = {
     "model/validation_rmse": "model error on held-out steps (RMSE, normalised)",
@@ -29,7 +29,7 @@ _PHASES = {
     "time/improve_seconds": "improving the policy",
     "time/compile_seconds": "waiting for the compiler",
 }
-_LARGEST_FILM = 30_000_000  # bytes; more would make the page slow to open
+_LARGEST_VIDEO = 30_000_000  # bytes; more would make the page slow to open
 
 
 def write_report(folders: list[Path], out: Path, reference: Path | None = None) -> None:
@@ -143,7 +143,7 @@ def _films(folder: Path) -> list[dict[str, str]]:
     return [
         {"name": film.stem, "data": "data:video/mp4;base64," + base64.b64encode(film.read_bytes()).decode()}
         for film in films
-        if film.stat().st_size <= _LARGEST_FILM
+        if film.stat().st_size <= _LARGEST_VIDEO
     ]
 
 

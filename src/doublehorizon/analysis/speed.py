@@ -7,7 +7,7 @@ shapes of the networks: what the algorithm needs, not what a compiler makes of i
 import resource
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import equinox as eqx
@@ -16,16 +16,17 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 
-from doublehorizon import agent
-from doublehorizon import replay as replays
-from doublehorizon.agent import AgentState
+from doublehorizon.algorithm import agent
+from doublehorizon.algorithm import replay as replays
+from doublehorizon.algorithm.agent import AgentState
+from doublehorizon.algorithm.devices import Devices, Program, over_seeds
+from doublehorizon.algorithm.kernels import on_gpu
+from doublehorizon.algorithm.replay import Replay
+from doublehorizon.algorithm.start_states import start_states
+from doublehorizon.algorithm.types import Budget, Task, Transition
+from doublehorizon.algorithm.updates import UpdateContext, critic_only_update, fresh_opt_states, joint_update
 from doublehorizon.analysis.profiling import profile
 from doublehorizon.config import Config
-from doublehorizon.devices import Devices, Program, over_seeds
-from doublehorizon.kernels import on_gpu
-from doublehorizon.replay import Replay
-from doublehorizon.types import Effort, Task, Transition
-from doublehorizon.updates import Setting, critic_only_update, fresh_moments, joint_update
 
 STEPS = 1000
 
@@ -66,7 +67,7 @@ def update_needs(config: Config, task: Task, joint: bool) -> tuple[float, float]
     critics = config.critic.members * (1 + 3)  # targets; forwards, and backwards to inputs and to weights
     if joint:
         model, actor = 2 * model, 5 * actor  # back to the states; and the actor's gradient over all states
-        critics += 2 * config.critic.members  # behind the last step, forwards and backwards
+        critics += 2 * config.critic.members  # after the last step, forwards and backwards
     products = model * size["model"] + actor * size["actor"] + critics * size["critic"]
     reads = model * config.model.members * size["model"] + actor * size["actor"] + critics * size["critic"]
     trained = config.critic.members * size["critic"] * 9 + (size["actor"] * 7 if joint else 0)
@@ -124,7 +125,7 @@ def seconds(call: Callable) -> float:
 
 @dataclass
 class Bench:
-    """An untrained agent of so many seeds with a replay full of random rows."""
+    """An untrained agent of `num_seeds` seeds with a replay full of random rows."""
 
     config: Config
     task: Task
@@ -133,10 +134,10 @@ class Bench:
     state: AgentState
     replay: Replay
 
-    def effort(self, epochs: int = 1, rounds: int = 1) -> Effort:
+    def budget(self, epochs: int = 1, rounds: int = 1) -> Budget:
         """Epochs of full size, none of them the last for want of improvement."""
-        planned = agent.plan(self.config, self.task, self.num_rows, STEPS, first=False)
-        return planned._replace(patience=10**6, max_epochs=epochs, num_rounds=rounds).effort()
+        planned = agent.iteration_budget(self.config, self.task, self.num_rows, STEPS, first=False)
+        return replace(planned, patience=10**6, max_epochs=epochs, num_rounds=rounds).traced()
 
 
 def prepare(config: Config, task: Task, num_seeds: int, num_rows: int) -> Bench:
@@ -166,11 +167,11 @@ def measure(bench: Bench, devices: Devices, say: Callable[[str], None], profiled
     say("compiling")
     count, arrays = jnp.asarray(1, jnp.int32), (bench.state, bench.replay)
     waiting = {name: Program(run, "none").in_background(devices, *arrays, count) for name, run in runs.items()}
-    inputs = (config, task, STEPS, bench.effort(), bench.replay)
-    fit = agent.fit_model.in_background(devices, (config, bench.effort(), bench.replay), bench.state)
-    improve = agent.improve_policy.in_background(devices, inputs, bench.state)
+    budget, data = bench.budget(), (bench.replay, bench.state)
+    fit = agent.fit_model.in_background(devices, config, budget, *data)
+    improve = agent.improve_policy.in_background(devices, config, task, STEPS, budget, *data)
 
-    batches, held_out = int(bench.effort().fit_batches), bench.num_rows // config.fit.held_out_every
+    batches, held_out = int(budget.fit_batches), bench.num_rows // config.fit.held_out_every
     held_out = min(held_out, config.fit.batches_per_epoch * config.fit.batch_size)
     programs = {name: background.result() for name, background in waiting.items()}
     fit, improve = fit.result(), improve.result()
@@ -186,7 +187,7 @@ def measure(bench: Bench, devices: Devices, say: Callable[[str], None], profiled
     say("fit epoch")
 
     def epochs(n: int) -> Any:
-        bench.state, metrics = fit((config, bench.effort(n), bench.replay), bench.state)
+        bench.state, metrics = fit(config, bench.budget(n), bench.replay, bench.state)
         return metrics
 
     parts["fit_epoch"] = Part(_per_unit(epochs), *epoch_needs(config, task, batches, held_out), "fit")
@@ -213,35 +214,36 @@ def peak_gib(devices: Devices) -> float:
 
 
 def _updates(bench: Bench, update: Callable) -> Callable:
-    """So many rounds of updates, chance drawn as in `agent.improve_policy`."""
+    """`count` rounds of updates, their inputs drawn as in `agent.improve_policy`."""
     config, task = bench.config, bench.task
 
     def one(state: AgentState, replay: Replay, count: jax.Array) -> Any:
-        del replay
-        setting = Setting(config, task, state.world.as_multiplied())
+        context = UpdateContext(config, task, state.world.in_storage_dtype())
         size = jnp.asarray(config.policy.ring_capacity, jnp.int32)
-        ring = eqx.tree_at(lambda ring: ring.size, state.ring, size)
+        full = eqx.tree_at(lambda buffer: buffer.size, state.model_buffer, size)
+        starts = start_states(config, bench.num_rows, replay, full)
 
         def body(i: jax.Array, learner: Any) -> Any:
             key = jr.fold_in(state.key, i)
-            return agent.repeat(update, config.policy.refresh_every, setting, ring, learner, key)[0]
+            return agent.repeat(update, config.policy.refresh_every, context, starts, learner, key)[0]
 
-        return jax.lax.fori_loop(0, count, body, (state.policy, fresh_moments(config, state.policy)))
+        return jax.lax.fori_loop(0, count, body, (state.actor_critic, fresh_opt_states(config, state.actor_critic)))
 
     return _for_all_seeds(config, one)
 
 
 def _rollouts(bench: Bench) -> Callable:
+    """`count` distribution rollouts."""
     config, task = bench.config, bench.task
 
     def one(state: AgentState, replay: Replay, count: jax.Array) -> Any:
-        setting = Setting(config, task, state.world.as_multiplied())
+        context = UpdateContext(config, task, state.world.in_storage_dtype())
 
-        def body(i: jax.Array, ring: Any) -> Any:
-            num_rows, key = bench.effort().num_rows, jr.fold_in(state.key, i)
-            return agent.refresh(setting, num_rows, replay, state.policy, ring, key)
+        def body(i: jax.Array, buffer: Any) -> Any:
+            num_rows, key = jnp.asarray(bench.num_rows, jnp.int32), jr.fold_in(state.key, i)
+            return agent.refresh(context, num_rows, replay, state.actor_critic, buffer, key)
 
-        return jax.lax.fori_loop(0, count, body, state.ring)
+        return jax.lax.fori_loop(0, count, body, state.model_buffer)
 
     return _for_all_seeds(config, one)
 
@@ -277,7 +279,7 @@ def _store(bench: Bench) -> Part:
 def _iteration(bench: Bench, fit: Callable, improve: Callable, parts: dict[str, Part]) -> dict[str, Any]:
     """An iteration's learning with a fit that runs to its cap; computed from the parts where it takes minutes."""
     config, task = bench.config, bench.task
-    planned = agent.plan(config, task, bench.num_rows, STEPS, first=False)
+    planned = agent.iteration_budget(config, task, bench.num_rows, STEPS, first=False)
     epochs, rounds = planned.max_epochs, planned.num_rounds
     critic_only = round(STEPS * config.policy.critic_only_share)
     learning = (
@@ -290,9 +292,9 @@ def _iteration(bench: Bench, fit: Callable, improve: Callable, parts: dict[str, 
     if measured:
 
         def whole() -> Any:
-            effort = bench.effort(epochs, rounds)
-            bench.state, _ = fit((config, effort, bench.replay), bench.state)
-            bench.state, metrics = improve((config, task, STEPS, effort, bench.replay), bench.state)
+            budget = bench.budget(epochs, rounds)
+            bench.state, _ = fit(config, budget, bench.replay, bench.state)
+            bench.state, metrics = improve(config, task, STEPS, budget, bench.replay, bench.state)
             return metrics
 
         seconds(whole)

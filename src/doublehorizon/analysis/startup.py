@@ -38,12 +38,11 @@ def main() -> None:
     """Starts as a run does and prints at what time which point was reached."""
     import jax
 
-    from doublehorizon import agent
+    from doublehorizon.algorithm import agent
+    from doublehorizon.algorithm.devices import find_devices, use_compilation_cache, using
+    from doublehorizon.algorithm.types import Task
     from doublehorizon.analysis.speed import STEPS, prepare
-    from doublehorizon.cache import use_compilation_cache
     from doublehorizon.config import Config
-    from doublehorizon.devices import find_devices, using
-    from doublehorizon.types import Task
 
     stamps = {"imported": time.time()}
     obs_size, act_size, num_seeds = map(int, sys.argv[1:])
@@ -55,18 +54,18 @@ def main() -> None:
         bench = prepare(config, task, num_seeds, 20 * STEPS)
         jax.block_until_ready(bench.replay)
         stamps["agent"] = time.time()
-        fit = agent.fit_model.in_background(devices, (config, bench.effort(), bench.replay), bench.state)
+        budget, replay = bench.budget(), bench.replay
         few = 4 * config.policy.refresh_every  # few steps, same program
-        inputs = (config, task, few, bench.effort(), bench.replay)
-        improve = agent.improve_policy.in_background(devices, inputs, bench.state)
+        fit = agent.fit_model.in_background(devices, config, budget, replay, bench.state)
+        improve = agent.improve_policy.in_background(devices, config, task, few, budget, replay, bench.state)
         run_fit = fit.result()
         stamps["fit_compiled"] = time.time()
-        state, metrics = run_fit((config, bench.effort(), bench.replay), bench.state)
+        state, metrics = run_fit(config, budget, replay, bench.state)
         jax.block_until_ready(metrics)
         stamps["first_fit_step"] = time.time()
         run_improve = improve.result()
         stamps["policy_compiled"] = time.time()
-        jax.block_until_ready(run_improve(inputs, state))
+        jax.block_until_ready(run_improve(config, task, few, budget, replay, state))
         stamps["first_update"] = time.time()
     print(json.dumps(stamps))
 

@@ -1,4 +1,7 @@
-"""The command `doublehorizon`. One file per command; each is imported when it is called."""
+"""The command `doublehorizon`. One file per command; each is imported when it is called.
+
+May import everything but tests. Nothing imports `cli`.
+"""
 
 import os
 import sys
@@ -12,7 +15,7 @@ COMMANDS = {
     "train": "train an agent on an environment, one seed or many",
     "resume": "go on with a run that was stopped",
     "eval": "test the policies of a run in new episodes",
-    "video": "film the policies of a run",
+    "video": "record videos of the policies of a run",
     "plot": "draw learning curves of runs, and aggregates over tasks",
     "report": "write one HTML page about one or several runs",
     "compare": "compare a run with published curves, or with another run",

@@ -13,9 +13,9 @@ from doublehorizon.cli.analyze import Analyze
 from doublehorizon.cli.options import require_positive
 
 if TYPE_CHECKING:
-    from doublehorizon.analysis.advice import Verdict
     from doublehorizon.analysis.aggregate import Interval
     from doublehorizon.analysis.gradients import Tradeoff
+    from doublehorizon.analysis.horizon_advice import Verdict
 
 _EXAMPLES = """Advises how long training rollouts should be (horizons.training), from a run's replay and model alone,
 without an environment step: a longer rollout leaves less to the critics, whose word is biased, but adds up more noise.
@@ -47,35 +47,35 @@ def run(arguments: list[str]) -> int:
 
     import jax.random as jr
 
-    from doublehorizon.analysis import advice, gradients
-    from doublehorizon.analysis.subject import opened, require_model, subjects
+    from doublehorizon.analysis import gradients, horizon_advice
+    from doublehorizon.analysis.loaded_seed import loaded_seeds, open_run, require_model
 
     found: dict[int, Tradeoff] = {}
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
     with (
-        opened(options.run, options.device, needed) as model,
+        open_run(options.run, options.device, needed) as model,
         Progress(*columns, console=Console(stderr=True), transient=True) as bar,
     ):
         current = model.config.horizons.training
-        for subject in subjects(model, options.seeds):
-            require_model(subject, "advice on horizons")
-            task = bar.add_task(f"seed {subject.seed}: gradients", total=gradients.GROUPS)
+        for loaded in loaded_seeds(model, options.seeds):
+            require_model(loaded, "advice on horizons")
+            task = bar.add_task(f"seed {loaded.seed}: gradients", total=gradients.GROUPS)
             horizons = (*options.horizons, current) if current > 0 else options.horizons
             counts = (horizons, options.states, options.rollouts)
-            found[subject.seed] = gradients.measure(
-                subject,
+            found[loaded.seed] = gradients.measure(
+                loaded,
                 *counts,
-                jr.key(subject.seed),
+                jr.key(loaded.seed),
                 lambda task=task: bar.advance(task),
                 from_replay=options.starts == "replay",
             )
             bar.remove_task(task)
     path, all_seeds = options.figure("horizons"), list(found.values())
-    advised, growth = advice.advise(all_seeds, current), advice.growth(all_seeds)
+    advised, growth = horizon_advice.advise(all_seeds, current), horizon_advice.growth(all_seeds)
     _draw(found, path)
     if options.json:
-        told = {"recommended": advised.horizon, "reason": advised.reason}
-        print(json.dumps(_plain(found, advised.verdict, growth, path) | told))
+        advice = {"recommended": advised.horizon, "reason": advised.reason}
+        print(json.dumps(_plain(found, advised.verdict, growth, path) | advice))
     else:
         print(f"{_words(found, advised.verdict, growth)}\n\n{advised.reason}\n{path}")
     return 0

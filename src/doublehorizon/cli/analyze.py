@@ -7,8 +7,9 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from doublehorizon.cli.running import function, prepare_jax
+from doublehorizon.cli.train_and_resume import function
 from doublehorizon.errors import unknown
+from doublehorizon.jax_settings import prepare_jax
 
 ANALYSES = {
     "critic-error": "how fast critics learn the true value, with and without distribution rollouts",
@@ -39,7 +40,7 @@ class Analyze:
     """Print the figures as JSON."""
 
     def needed(self) -> dict[str, Any]:
-        """What `DHMBPO.load` needs, in its own words; called before JAX is imported."""
+        """What `DHMBPO.load` needs, by its argument names; called before JAX is imported."""
         prepare_jax(self.device, deterministic=False)
         return {
             "env": self.env,

@@ -15,8 +15,8 @@ from doublehorizon.cli.options import require_positive
 from doublehorizon.errors import UserError
 
 if TYPE_CHECKING:
-    from doublehorizon.analysis.critics import ErrorCurve
-    from doublehorizon.analysis.subject import Subject
+    from doublehorizon.analysis.critic_error import ErrorCurve
+    from doublehorizon.analysis.loaded_seed import LoadedSeed
     from doublehorizon.api import DHMBPO
 
 _EXAMPLES = """How fast critics learn the true value, with and without distribution rollouts: policy and model of a run
@@ -57,19 +57,19 @@ def run(arguments: list[str]) -> int:
     require_positive(options, "pairs", "episodes", "horizon", "updates", "every", "repeats", "rollouts", "distribution")
     needed = options.needed()
 
-    from doublehorizon.analysis.subject import opened, require_model, subjects
+    from doublehorizon.analysis.loaded_seed import loaded_seeds, open_run, require_model
 
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
     with (
-        opened(options.run, options.device, needed) as model,
+        open_run(options.run, options.device, needed) as model,
         Progress(*columns, console=Console(stderr=True), transient=True) as bar,
     ):
-        chosen = subjects(model, options.seeds)
-        for subject in chosen:
-            require_model(subject, "the critics' error along training rollouts")
-            if subject.config.horizons.training == 0:
+        chosen = loaded_seeds(model, options.seeds)
+        for loaded in chosen:
+            require_model(loaded, "the critics' error along training rollouts")
+            if loaded.config.horizons.training == 0:
                 raise UserError("this run has no training rollouts (preset mbpo), along which critics are compared.")
-        found = {subject.seed: _measure(options, model, subject, bar) for subject in chosen}
+        found = {loaded.seed: _measure(options, model, loaded, bar) for loaded in chosen}
     path = options.figure("critic-error")
     _draw(found, path)
     print(json.dumps(_plain(found, str(path))) if options.json else f"{_words(found)}\n{path}")
@@ -80,30 +80,30 @@ Found = dict[int, dict[str, "ErrorCurve"]]
 """Curves by seed, and by whether there are distribution rollouts."""
 
 
-def _measure(options: CriticError, model: "DHMBPO", subject: "Subject", bar: Progress) -> dict[str, "ErrorCurve"]:
+def _measure(options: CriticError, model: "DHMBPO", loaded: "LoadedSeed", bar: Progress) -> dict[str, "ErrorCurve"]:
     import jax.numpy as jnp
     import jax.random as jr
 
-    from doublehorizon.analysis.critics import Trial, horizon_for, learn_again, true_values
-    from doublehorizon.seats import Appraisal
-    from doublehorizon.workers import Crew
+    from doublehorizon.acting.env_runner import MonteCarloSpec
+    from doublehorizon.acting.workers import WorkerPool
+    from doublehorizon.analysis.critic_error import Trial, horizon_for, learn_again, true_values
 
-    pairs = subject.drawn(options.pairs, jr.key(subject.seed))
-    discount, temperature = subject.config.policy.discount, float(jnp.exp(subject.state.policy.log_temperature))
-    how = Appraisal(options.episodes, options.horizon or horizon_for(discount), discount, temperature)
-    policy = model.policies[model.seeds.index(subject.seed)]
-    task = bar.add_task(f"seed {subject.seed}: real episodes", total=options.pairs)
+    pairs = loaded.drawn(options.pairs, jr.key(loaded.seed))
+    discount, temperature = loaded.config.policy.discount, float(jnp.exp(loaded.state.actor_critic.log_temperature))
+    how = MonteCarloSpec(options.episodes, options.horizon or horizon_for(discount), discount, temperature)
+    policy = model.policies[model.seeds.index(loaded.seed)]
+    task = bar.add_task(f"seed {loaded.seed}: real episodes", total=options.pairs)
     workers = list(range(min(options.pairs, os.cpu_count() or 1)))
-    with Crew(model.recipe(), workers, in_process=model.is_object) as crew:
-        truth = true_values(crew, policy, pairs, how, lambda done: bar.update(task, completed=done))
+    with WorkerPool(model.worker_spec(), workers, in_process=model.is_object) as pool:
+        truth = true_values(pool, policy, pairs, how, lambda done: bar.update(task, completed=done))
     bar.remove_task(task)
 
-    distribution = options.distribution or subject.config.horizons.distribution or 20
+    distribution = options.distribution or loaded.config.horizons.distribution or 20
     curves = {}
     for label, horizon in (("with distribution rollouts", distribution), ("from the replay", 0)):
         trial = Trial(horizon, options.updates, options.every, options.repeats, options.rollouts)
-        task = bar.add_task(f"seed {subject.seed}: critics {label}", total=-(-options.updates // options.every))
-        curves[label] = learn_again(subject, pairs, truth, trial, lambda task=task: bar.advance(task))
+        task = bar.add_task(f"seed {loaded.seed}: critics {label}", total=-(-options.updates // options.every))
+        curves[label] = learn_again(loaded, pairs, truth, trial, lambda task=task: bar.advance(task))
         bar.remove_task(task)
     return curves
 

@@ -13,8 +13,8 @@ from doublehorizon.cli.analyze import Analyze
 from doublehorizon.cli.options import require_positive
 
 if TYPE_CHECKING:
-    from doublehorizon.analysis.models import Accuracy, OpenLoop
-    from doublehorizon.analysis.subject import Subject
+    from doublehorizon.analysis.loaded_seed import LoadedSeed
+    from doublehorizon.analysis.model_error import Accuracy, OpenLoop
 
 _EXAMPLES = """How good the model of a run is: one step ahead, on data that it was fitted to, that was held out, and
 that came later (seen by the oldest checkpoint that is kept, or by fresh fits to the beginning of the data); and many
@@ -38,7 +38,7 @@ class Model(Analyze):
     rows: int = 20_000
     """Transitions of each kind at most."""
     refit: tuple[int, ...] = ()
-    """Fit fresh models to the first so many transitions, and measure these too: it takes as long as a first fit."""
+    """Fit fresh models to the first N transitions, and measure these too: it takes as long as a first fit."""
 
 
 def run(arguments: list[str]) -> int:
@@ -47,20 +47,20 @@ def run(arguments: list[str]) -> int:
     require_positive(options, "horizon", "trajectories", "particles", "rows")
     needed = options.needed()
 
-    from doublehorizon.analysis.subject import opened, require_model, subjects
-    from doublehorizon.saved import learnt_steps
+    from doublehorizon.analysis.loaded_seed import loaded_seeds, open_run, require_model
+    from doublehorizon.run.checkpoint_reader import learnt_steps
 
     found = {}
     with (
-        opened(options.run, options.device, needed) as model,
+        open_run(options.run, options.device, needed) as model,
         Progress(console=Console(stderr=True), transient=True) as bar,
     ):
-        chosen = {subject.seed: subject for subject in subjects(model, options.seeds)}
-        for subject in chosen.values():
-            require_model(subject, "this analysis")
+        chosen = {loaded.seed: loaded for loaded in loaded_seeds(model, options.seeds)}
+        for loaded in chosen.values():
+            require_model(loaded, "this analysis")
         later = _later(options, needed, learnt_steps(options.run)[:1], chosen)
-        for seed, subject in chosen.items():
-            found[seed] = _measure(options, subject, later.get(seed, {}), bar)
+        for seed, loaded in chosen.items():
+            found[seed] = _measure(options, loaded, later.get(seed, {}), bar)
     path = options.figure("model-error")
     _draw(found, path)
     print(json.dumps(_plain(found, str(path))) if options.json else f"{_words(found)}\n{path}")
@@ -75,50 +75,50 @@ class Found:
     open_loop: "OpenLoop"
 
 
-def _measure(options: Model, subject: "Subject", later: dict[str, "Accuracy"], bar: Progress) -> Found:
+def _measure(options: Model, loaded: "LoadedSeed", later: dict[str, "Accuracy"], bar: Progress) -> Found:
     import jax.random as jr
 
-    from doublehorizon.analysis import models
+    from doublehorizon.analysis import model_error
 
-    task = bar.add_task(f"seed {subject.seed}", total=options.horizon + 2 + len(options.refit))
-    world = subject.setting.world
+    task = bar.add_task(f"seed {loaded.seed}", total=options.horizon + 2 + len(options.refit))
+    world = loaded.context.world
     accuracy = {}
-    for name, rows in models.split(subject, subject.num_rows, options.rows).items():
-        accuracy[name] = models.accuracy(world, rows)
+    for name, rows in model_error.split(loaded, loaded.num_rows, options.rows).items():
+        accuracy[name] = model_error.accuracy(world, rows)
         bar.advance(task)
     accuracy |= later
     for size in options.refit:
-        fresh = models.refitted(subject, size)
-        for name, rows in models.split(subject, size, options.rows).items():
-            accuracy[f"{name}, fitted to {size}"] = models.accuracy(fresh, rows)
-        rest = models.later(subject, size, min(options.rows, 5000))
+        fresh = model_error.refitted(loaded, size)
+        for name, rows in model_error.split(loaded, size, options.rows).items():
+            accuracy[f"{name}, fitted to {size}"] = model_error.accuracy(fresh, rows)
+        rest = model_error.later(loaded, size, min(options.rows, 5000))
         if rest is not None:
-            accuracy[f"later, fitted to {size}"] = models.accuracy(fresh, rest)
+            accuracy[f"later, fitted to {size}"] = model_error.accuracy(fresh, rest)
         bar.advance(task)
-    starts = models.trajectories(
-        subject.replay.rows, subject.num_rows, options.horizon, options.trajectories, subject.seed
+    starts = model_error.trajectories(
+        loaded.replay.rows, loaded.num_rows, options.horizon, options.trajectories, loaded.seed
     )
-    loop = models.open_loop(
-        subject, starts, options.horizon, options.particles, jr.key(subject.seed), lambda: bar.advance(task)
+    loop = model_error.open_loop(
+        loaded, starts, options.horizon, options.particles, jr.key(loaded.seed), lambda: bar.advance(task)
     )
     bar.remove_task(task)
     return Found(accuracy, loop)
 
 
 def _later(
-    options: Model, needed: dict[str, Any], steps: list[int], now: dict[int, "Subject"]
+    options: Model, needed: dict[str, Any], steps: list[int], now: dict[int, "LoadedSeed"]
 ) -> dict[int, dict[str, "Accuracy"]]:
     """What the model of an older checkpoint, if there is one, says of data that came after it; by seed."""
-    from doublehorizon.analysis import models
-    from doublehorizon.analysis.subject import opened, subjects
+    from doublehorizon.analysis import model_error
+    from doublehorizon.analysis.loaded_seed import loaded_seeds, open_run
 
     found: dict[int, dict[str, Accuracy]] = {}
     for step in steps:
-        with opened(options.run, options.device, needed, step) as model:
-            for old in subjects(model, options.seeds):
-                rows = models.later(now[old.seed], old.num_rows, options.rows)
+        with open_run(options.run, options.device, needed, step) as model:
+            for old in loaded_seeds(model, options.seeds):
+                rows = model_error.later(now[old.seed], old.num_rows, options.rows)
                 if rows is not None:
-                    found[old.seed] = {f"later, seen from {step}": models.accuracy(old.setting.world, rows)}
+                    found[old.seed] = {f"later, seen from {step}": model_error.accuracy(old.context.world, rows)}
     return found
 
 
@@ -180,8 +180,8 @@ def _words(found: dict[int, Found]) -> str:
         lines.append("  hardest to predict: " + ", ".join(f"{name} {value:.3f}" for value, name in worst))
         loop = one.open_loop
         picked = sorted({0, 1, 4, 9, 19, len(loop.error) - 1} & set(range(len(loop.error))))
-        told = ", ".join(f"{i + 1}: {loop.error[i]:.3f} ({loop.spread[i]:.3f})" for i in picked)
-        lines.append(f"  open loop, error (and spread) after steps, {loop.trajectories} trajectories: {told}")
+        errors = ", ".join(f"{i + 1}: {loop.error[i]:.3f} ({loop.spread[i]:.3f})" for i in picked)
+        lines.append(f"  open loop, error (and spread) after steps, {loop.trajectories} trajectories: {errors}")
     return "\n".join(lines)
 
 

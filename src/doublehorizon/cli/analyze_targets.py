@@ -15,7 +15,7 @@ from doublehorizon.cli.options import require_positive
 from doublehorizon.errors import UserError
 
 if TYPE_CHECKING:
-    from doublehorizon.analysis.targets import Lesson
+    from doublehorizon.analysis.critic_targets import TargetStats
 
 _EXAMPLES = """Histograms of rewards and of critic targets over training, with the bounds of Q drawn in, at the
 checkpoints that a run has kept. A run keeps its last three; to look back further, train with more
@@ -46,15 +46,15 @@ def run(arguments: list[str]) -> int:
 
     import jax.random as jr
 
-    from doublehorizon.analysis.subject import opened, subjects
-    from doublehorizon.analysis.targets import lesson
+    from doublehorizon.analysis.critic_targets import target_stats
+    from doublehorizon.analysis.loaded_seed import loaded_seeds, open_run
 
-    found: dict[int, list[Lesson]] = {}
+    found: dict[int, list[TargetStats]] = {}
     for step in track(_steps(options), "looking", console=Console(stderr=True), transient=True):
-        with opened(options.run, options.device, needed, step) as model:
-            for subject in subjects(model, options.seeds):
-                key = jr.key(subject.seed)
-                found.setdefault(subject.seed, []).append(lesson(subject, step, options.batches, key))
+        with open_run(options.run, options.device, needed, step) as model:
+            for loaded in loaded_seeds(model, options.seeds):
+                key = jr.key(loaded.seed)
+                found.setdefault(loaded.seed, []).append(target_stats(loaded, step, options.batches, key))
     path = options.figure("targets")
     _draw(found, path)
     print(json.dumps(_plain(found, str(path))) if options.json else f"{_words(found)}\n{path}")
@@ -63,7 +63,7 @@ def run(arguments: list[str]) -> int:
 
 def _steps(options: Targets) -> list[int]:
     """Some of the checkpoints at which something had been learnt."""
-    from doublehorizon.saved import learnt_steps
+    from doublehorizon.run.checkpoint_reader import learnt_steps
 
     learnt = learnt_steps(options.run)
     if not learnt:
@@ -72,7 +72,7 @@ def _steps(options: Targets) -> list[int]:
     return [learnt[i] for i in picked]
 
 
-def _draw(found: dict[int, list["Lesson"]], path: Path) -> None:
+def _draw(found: dict[int, list["TargetStats"]], path: Path) -> None:
     """A row of pictures per kind, a column per checkpoint; one seed after the other, in its own color."""
     from doublehorizon.analysis.figures import COLORS, new_figure, save_figure
 
@@ -92,7 +92,7 @@ def _draw(found: dict[int, list["Lesson"]], path: Path) -> None:
     save_figure(figure, path)
 
 
-def _words(found: dict[int, list["Lesson"]]) -> str:
+def _words(found: dict[int, list["TargetStats"]]) -> str:
     lines = ["seed     step  rewards (1%, 50%, 99%)     targets (1%, 50%, 99%)     bounds of Q           outside"]
     for seed, lessons in found.items():
         for one in lessons:
@@ -108,7 +108,7 @@ def _three(values: np.ndarray) -> str:
     return " ".join(f"{value:.3g}" for value in values)
 
 
-def _plain(found: dict[int, list["Lesson"]], path: str) -> dict[str, Any]:
+def _plain(found: dict[int, list["TargetStats"]], path: str) -> dict[str, Any]:
     def histogram(values: np.ndarray) -> dict[str, Any]:
         counts, edges = np.histogram(values, _BINS)
         return {"counts": counts.tolist(), "edges": edges.tolist()}

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from doublehorizon.errors import UserError
+from doublehorizon.jax_settings import prepare_jax
 
 _EXAMPLES = """Measures the algorithm's parts on this machine: milliseconds of each, and what share of the machine's
 limits (operations of a large matrix product, bytes of a large copy, measured in the same run) they reach.
@@ -73,7 +74,7 @@ def _measure(options: Bench, counts: list[int]) -> dict[str, Any]:
     from doublehorizon.analysis.startup import measure_starts
 
     if options.device is not None:  # must be said before JAX starts
-        os.environ["JAX_PLATFORMS"] = {"cpu": "cpu", "gpu": "cuda"}[options.device]
+        prepare_jax(options.device)
     sizes = {"hopper": (11, 3), "halfcheetah": (17, 6), "humanoid": (348, 17)}[options.task_size]
     with Console(stderr=True).status("measuring the start") as status:
         starts = {}
@@ -81,10 +82,10 @@ def _measure(options: Bench, counts: list[int]) -> dict[str, Any]:
             status.update(f"{count} seed(s): starting twice, with an empty compilation cache and a full one")
             starts[str(count)] = measure_starts(*sizes, count, os.environ.get("JAX_PLATFORMS"))
 
+        from doublehorizon.algorithm.devices import find_devices, using
+        from doublehorizon.algorithm.types import Task
         from doublehorizon.analysis import speed
-        from doublehorizon.devices import find_devices, using
         from doublehorizon.presets import preset
-        from doublehorizon.types import Task
 
         devices = find_devices(None, max(counts))
         result: dict[str, Any] = _about(options, devices)
@@ -166,8 +167,8 @@ def _print_tables(result: dict[str, Any]) -> None:
         for what, found_kernels in found["profiles"].items():
             _print_profile(console, what, found_kernels)
         for name, times in (found["start_seconds"] or {}).items():
-            words = ", ".join(f"{what.replace('_', ' ')} {seconds:.1f} s" for what, seconds in times.items())
-            console.print(f"  {name} compilation cache: {words}", highlight=False)
+            points = ", ".join(f"{what.replace('_', ' ')} {seconds:.1f} s" for what, seconds in times.items())
+            console.print(f"  {name} compilation cache: {points}", highlight=False)
 
 
 def _print_profile(console: Console, what: str, found: dict[str, Any], most: int = 15) -> None:

@@ -40,7 +40,7 @@ class Compare:
 
 
 def run(arguments: list[str]) -> int:
-    """Status 0 whatever the comparison says; its words are in the output."""
+    """Status 0 whatever the comparison says; the result is in the output."""
     options = tyro.cli(Compare, prog="doublehorizon compare", description=_EXAMPLES, args=arguments)
     if not options.runs:
         raise UserError("there is nothing to compare: give at least one run folder.")

@@ -8,7 +8,7 @@ import tyro
 
 from doublehorizon.cli import COMMANDS
 from doublehorizon.cli.analyze import ANALYSES
-from doublehorizon.studies import STUDIES
+from doublehorizon.experiments.paper_experiments import EXPERIMENTS
 
 _EXAMPLES = """Prints a script that lets a shell complete commands, options and paths.
 
@@ -39,7 +39,7 @@ _SCRIPT = """{zsh}_doublehorizon() {{
 complete -o filenames -F _doublehorizon doublehorizon
 """
 
-_SECONDS = {"analyze": ANALYSES, "experiment": STUDIES, "completion": ("bash", "zsh")}
+_SECONDS = {"analyze": ANALYSES, "experiment": EXPERIMENTS, "completion": ("bash", "zsh")}
 """What may stand behind a command."""
 
 

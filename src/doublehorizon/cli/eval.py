@@ -10,9 +10,9 @@ import tyro
 from rich.console import Console
 from rich.progress import track
 
+from doublehorizon.acting.env_runner import EnvRunner
 from doublehorizon.cli.options import require_positive
-from doublehorizon.runs import read_run
-from doublehorizon.seats import Seat
+from doublehorizon.run.run_reader import read_run
 
 _EXAMPLES = """Tests the policies of a run in new episodes, with their most likely actions.
 
@@ -52,7 +52,7 @@ def run(arguments: list[str]) -> int:
     jobs = [(seed, options.first + episode) for seed in policies for episode in range(options.episodes)]
     try:
         for seed, episode in track(jobs, "testing", console=Console(stderr=True), transient=True):
-            returns[seed].append(Seat(simulator, seed).evaluate(episode, policies[seed], 1))
+            returns[seed].append(EnvRunner(simulator, seed).evaluate(episode, policies[seed], 1))
     finally:
         simulator.close()
     if options.json:

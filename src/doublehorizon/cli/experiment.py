@@ -7,18 +7,18 @@ from typing import Annotated, Literal
 
 import tyro
 
-from doublehorizon.board import Board
 from doublehorizon.cli.options import require_positive
 from doublehorizon.cli.train import preset_named_in
 from doublehorizon.config import Config
-from doublehorizon.crowd import Share, failed, run_here, run_on_ray
 from doublehorizon.errors import UserError
-from doublehorizon.jobs import Job, is_done
+from doublehorizon.experiments.experiment_view import ExperimentView
+from doublehorizon.experiments.jobs import Job, is_done
+from doublehorizon.experiments.launchers import Resources, failure, run_locally, run_on_ray
+from doublehorizon.experiments.paper_experiments import EXPERIMENTS, TASKS, jobs_of, paper_experiment
 from doublehorizon.presets import preset
 from doublehorizon.signals import stoppable
-from doublehorizon.studies import STUDIES, TASKS, jobs_of, study
 
-_LIST = "\n".join(f"  {name:<13} {chosen.question}" for name, chosen in STUDIES.items())
+_LIST = "\n".join(f"  {name:<13} {chosen.question}" for name, chosen in EXPERIMENTS.items())
 _EXAMPLES = f"""Runs one of the paper's experiments: each variant on each task, then a table and a figure. What was
 stopped goes on where it was when the same command is given again.
 
@@ -76,24 +76,28 @@ def run(arguments: list[str]) -> int:
     options = tyro.cli(
         Experiment, prog="doublehorizon experiment", description=_EXAMPLES, args=arguments, default=default
     )
-    chosen, jobs = study(options.name), _jobs(options)
+    chosen, jobs = paper_experiment(options.name), _jobs(options)
     root = options.out or Path("experiments") / options.name
     todo = [job for job in jobs if not is_done(job, root / job.name)]
-    with stoppable(), Board(jobs, root, options.quiet) as board:
+    with stoppable(), ExperimentView(jobs, root, options.quiet) as view:
         for job in jobs:
             if job not in todo:
-                board.tell(job.name, "done", "before")
-        problems = _run(options, todo, root, board)
+                view.update(job.name, "done", "before")
+        problems = _run(options, todo, root, view)
 
-    from doublehorizon.analysis import outcome
+    from doublehorizon.analysis import experiment_results
 
-    found = outcome.gather(jobs, root, chosen, options.reference)
+    found = experiment_results.gather(jobs, root, chosen, options.reference)
     if found.lines:
-        outcome.draw(found, f"{options.name}: {chosen.question}", root / "curves.png")
-        outcome.write_table(found, root / "results.csv")
-        print(outcome.plain(found) if options.json else f"{outcome.words(found)}\n{root / 'curves.png'}")
+        experiment_results.draw(found, f"{options.name}: {chosen.question}", root / "curves.png")
+        experiment_results.write_table(found, root / "results.csv")
+        print(
+            experiment_results.as_json(found)
+            if options.json
+            else f"{experiment_results.table(found)}\n{root / 'curves.png'}"
+        )
     if problems:
-        raise failed(problems, len(jobs))
+        raise failure(problems, len(jobs))
     return 0
 
 
@@ -101,7 +105,7 @@ def _jobs(options: Experiment) -> list[Job]:
     require_positive(options, "steps", "seeds")
     if not options.tasks:
         raise UserError("there is no task to run on: give at least one with --tasks.")
-    chosen = study(options.name)
+    chosen = paper_experiment(options.name)
     unknown = [name for name in options.variants if name not in chosen.variants]
     if unknown:
         raise UserError(f"{options.name} has no variant {unknown[0]!r}. It has: {', '.join(chosen.variants)}.")
@@ -113,10 +117,10 @@ def _jobs(options: Experiment) -> list[Job]:
     return [job for job in jobs if not options.variants or job.variant in options.variants]
 
 
-def _run(options: Experiment, todo: list[Job], root: Path, board: Board) -> dict[str, str]:
+def _run(options: Experiment, todo: list[Job], root: Path, view: ExperimentView) -> dict[str, str]:
     where, _, address = options.on.partition(":")
     if where == "here" and not address:
-        return run_here(todo, root, board)
+        return run_locally(todo, root, view)
     if where != "ray":
         raise UserError(f"--on is {options.on!r}, but it must be here, ray or ray:ADDRESS.")
-    return run_on_ray(todo, root, board, address or None, Share(options.gpus, options.cores))
+    return run_on_ray(todo, root, view, address or None, Resources(options.gpus, options.cores))

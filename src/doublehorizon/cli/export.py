@@ -6,9 +6,9 @@ from typing import Annotated
 
 import tyro
 
-from doublehorizon.export import export_policy
-from doublehorizon.policy import load_policy
-from doublehorizon.runs import read_run
+from doublehorizon.acting.policy import load_policy
+from doublehorizon.analysis.export import export_policy
+from doublehorizon.run.run_reader import read_run
 
 _EXAMPLES = """Writes a trained policy for machines that do not have this package.
 

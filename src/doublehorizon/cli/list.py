@@ -11,7 +11,7 @@ from rich.table import Table
 
 from doublehorizon.envs.catalogue import GROUPS
 from doublehorizon.errors import UserError
-from doublehorizon.runs import state_of
+from doublehorizon.run.run_reader import status_of
 
 _EXAMPLES = """Lists the tasks that are known here, or the runs in a folder.
 
@@ -54,7 +54,7 @@ def _list_tasks(as_json: bool) -> None:
 def _list_runs(folder: Path, as_json: bool) -> None:
     if not folder.is_dir():
         raise UserError(f"{folder} is no folder. Give one that holds runs, such as runs.")
-    found = [state_of(path.parent) for path in sorted(folder.rglob("config.json"))]
+    found = [status_of(path.parent) for path in sorted(folder.rglob("config.json"))]
     if as_json:
         print(json.dumps([asdict(state) for state in found]))
         return

@@ -10,7 +10,15 @@ import numpy as np
 import tyro
 
 from doublehorizon.analysis.aggregate import Interval, Scores, aggregate, profile
-from doublehorizon.analysis.curves import Curves, common_steps, find_curves, joined, mean_and_interval, task_of
+from doublehorizon.analysis.curves import (
+    Curves,
+    common_steps,
+    find_curves,
+    joined,
+    mean_and_interval,
+    normalized_scores,
+    task_of,
+)
 from doublehorizon.analysis.figures import draw_aggregates, draw_curves, draw_profiles, figure_of, save_figure
 from doublehorizon.errors import UserError
 
@@ -126,28 +134,22 @@ def _run_folders(path: Path) -> list[Path]:
 
 
 def _scores(sets: Sets, until: int, references: dict[str, str | None]) -> dict[str, Scores]:
-    """Returns at the last step that all methods have, of the methods that every task has, in units of the first
-    reference's mean, or of the last method's where there is no reference. Nothing for a single task."""
+    """Scores of the methods that every task has, in units of the first reference's mean, or of the last method's where
+    there is no reference."""
     labels = [label for label in next(iter(sets.values())) if all(label in task for task in sets.values())]
-    if len(sets) < 2 or not labels:
+    if not labels:
         return {}
     unit = next((label for label in references if label in labels), labels[-1])
-    scores: dict[str, Scores] = {label: {} for label in labels if not references.get(label)}
-    for task, methods in sets.items():
-        common = set.intersection(*(set(common_steps(methods[label][0], until)) for label in labels))
-        if not common:
-            return {}
-        finals = {label: np.array([curve[max(common)] for curve in methods[label][0].values()]) for label in labels}
-        for label in scores:
-            scores[label][task] = finals[label] / float(np.mean(finals[unit]))
-    return scores
+    curves = {task: {label: methods[label][0] for label in labels} for task, methods in sets.items()}
+    found, _ = normalized_scores(curves, labels, unit, until)
+    return {label: scores for label, scores in found.items() if not references.get(label)}
 
 
 def _draw(options: Plot, sets: Sets, until: int, scores: dict[str, Scores], references: dict[str, str | None]) -> None:
     figure, axes = figure_of(len(sets) + (2 if scores else 0))
     twins = {label: beside for label, beside in references.items() if beside is not None}
-    for place, (task, methods) in zip(axes, sets.items(), strict=False):
-        draw_curves(place, methods, task, until, twins)
+    for axis, (task, methods) in zip(axes, sets.items(), strict=False):
+        draw_curves(axis, methods, task, until, twins)
     if scores:
         highest = max(float(np.max(runs)) for method in scores.values() for runs in method.values())
         taus = np.linspace(0.0, highest, 101)

@@ -10,7 +10,7 @@ from doublehorizon.analysis.report import write_report
 from doublehorizon.errors import UserError
 
 _EXAMPLES = """Writes one HTML page about one or several runs: curves that can be zoomed and read off, final returns,
-the model's error, where the time went, configuration, and films if there are any (doublehorizon video).
+the model's error, where the time went, configuration, and videos if there are any (doublehorizon video).
 
 examples:
   doublehorizon report runs/hopper                      # runs/hopper/report.html

@@ -7,8 +7,9 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from doublehorizon.cli.running import functions, prepare_jax, report, told_how_to_go_on, tracked
+from doublehorizon.cli.train_and_resume import functions, report, tracked, with_resume_hint
 from doublehorizon.errors import UserError
+from doublehorizon.jax_settings import prepare_jax
 
 _EXAMPLES = """Goes on with a run that was stopped, however that happened, from its last checkpoint.
 
@@ -59,14 +60,14 @@ def run(arguments: list[str]) -> int:
 
     given = functions(options.termination_rule, options.reward, options.seed_policy)
     model = DHMBPO.load(options.run, env=options.env, device=options.device, **given)
-    with told_how_to_go_on(model, options.run), tracked(options.run, options.tensorboard, options.wandb) as trackers:
+    with with_resume_hint(model, options.run), tracked(options.run, options.tensorboard, options.wandb) as trackers:
         model.resume(options.run, options.steps, progress_bar=not options.quiet, trackers=trackers)
     report(model.last_returns(), options.run, options.json)
     return 0
 
 
 def _is_deterministic(folder: Path) -> bool:
-    """Asked before JAX starts; what is wrong with the folder is told later, when its checkpoints are read."""
+    """Asked before JAX starts; what is wrong with the folder is reported later, when its checkpoints are read."""
     if not folder.is_dir():
         raise UserError(f"{folder} is no folder. Give the folder of a run.")
     try:

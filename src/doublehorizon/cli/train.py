@@ -9,11 +9,12 @@ from typing import Annotated, Literal
 import tyro
 
 from doublehorizon.cli.options import require_positive
-from doublehorizon.cli.running import functions, prepare_jax, report, told_how_to_go_on, tracked
+from doublehorizon.cli.train_and_resume import functions, report, tracked, with_resume_hint
 from doublehorizon.config import Config
+from doublehorizon.config_json import changed
 from doublehorizon.errors import UserError
+from doublehorizon.jax_settings import prepare_jax
 from doublehorizon.presets import PRESETS, preset
-from doublehorizon.records import changed
 
 _EXAMPLES = """Trains DHMBPO on an environment and writes a run folder.
 
@@ -56,7 +57,8 @@ class Train:
     """Transitions to learn from before the first step instead of random ones: an .npz file with the arrays obs, act,
     reward, next_obs and terminated, or minari:DATASET."""
     seed_policy: str | None = None
-    """Acts instead of chance before the first fit: module:function, from observation to action, or a policy file."""
+    """Acts before the first fit instead of random actions: module:function, from observation to action, or a policy
+    file."""
     reward: str | None = None
     """module:function, your own reward from obs, act and next_obs, instead of a learnt one."""
     termination_rule: str | None = None
@@ -108,7 +110,7 @@ def run(arguments: list[str]) -> int:
             f"--steps is {options.steps}, but training begins with {random_steps} random steps and learns after them. "
             "Ask for more steps, or for fewer random ones with --loop.seed-iterations."
         )
-    with told_how_to_go_on(model, folder), tracked(folder, options.tensorboard, options.wandb) as trackers:
+    with with_resume_hint(model, folder), tracked(folder, options.tensorboard, options.wandb) as trackers:
         model.learn(options.steps, out=folder, progress_bar=not options.quiet, trackers=trackers)
     report(model.last_returns(), folder, options.json)
     return 0

@@ -9,14 +9,14 @@ import tyro
 from rich.console import Console
 from rich.progress import Progress
 
+from doublehorizon.atomic_files import refuse_links
 from doublehorizon.cli.options import require_positive
-from doublehorizon.durable import refuse_links
 
 _EXAMPLES = """Films the policies of a run: RUN/video/seed<k>.mp4, without a display.
 
 examples:
   doublehorizon video runs/hopper
-  doublehorizon video runs/hopper --seeds 0 --episodes 3 --out films"""
+  doublehorizon video runs/hopper --seeds 0 --episodes 3 --out videos"""
 
 
 @dataclass
@@ -26,24 +26,24 @@ class Video:
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """The run folder."""
     episodes: int = 1
-    """Episodes per seed, one after the other in one film."""
+    """Episodes per seed, one after the other in one video."""
     seeds: tuple[int, ...] = ()
     """Whose policies. Default: all."""
     out: Path | None = None
-    """The folder for the films. Default: RUN/video."""
+    """The folder for the videos. Default: RUN/video."""
     env: str | None = None
     """module:function that makes the environment, if the run was trained on one; it is called with
     render_mode="rgb_array" if it takes that."""
 
 
 def run(arguments: list[str]) -> int:
-    """Parses, films, and names the files."""
+    """Parses, records, and names the files."""
     options = tyro.cli(Video, prog="doublehorizon video", description=_EXAMPLES, args=arguments)
     require_positive(options, "episodes")
     _render_without_display()
 
-    from doublehorizon.film import film
-    from doublehorizon.runs import read_run
+    from doublehorizon.analysis.video import record_video
+    from doublehorizon.run.run_reader import read_run
 
     found = read_run(options.run)
     policies = found.policies(list(options.seeds))
@@ -52,9 +52,10 @@ def run(arguments: list[str]) -> int:
         refuse_links(options.run)
     with Progress(console=Console(stderr=True), transient=True) as bar:
         for seed, policy in policies.items():
-            task = bar.add_task(f"filming seed {seed}", total=None)
+            task = bar.add_task(f"recording seed {seed}", total=None)
             path = folder / f"seed{seed}.mp4"
-            total = film(found, seed, policy, path, options.episodes, options.env, lambda t=task: bar.advance(t))
+            shown = (found, seed, policy, path, options.episodes, options.env)
+            total = record_video(*shown, lambda t=task: bar.advance(t))
             bar.remove_task(task)
             print(f"{path}  (return {total:.1f})")
     return 0

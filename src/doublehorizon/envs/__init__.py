@@ -1,1 +1,4 @@
-"""Environments: how they are made, the paper's own five, and when their episodes end. NumPy only, no JAX."""
+"""From what a user names (an id, a function, an environment) to a simulator with flat observations.
+
+May import the root. No JAX.
+"""

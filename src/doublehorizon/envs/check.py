@@ -27,17 +27,17 @@ def complaints(env: gym.Env, name: str) -> list[str]:
         except Exception as problem:  # its assertions, or whatever the environment raises
             place = traceback.extract_tb(problem.__traceback__)[-1]
             raised = f"{type(problem).__name__}: {problem} ({place.filename}, line {place.lineno})"
-            words = str(problem) if isinstance(problem, AssertionError) else raised
+            message = str(problem) if isinstance(problem, AssertionError) else raised
             raise UserError(
-                f"{name} does not pass Gymnasium's check_env: {_one_line(words)} Mend it, or train without the check "
+                f"{name} does not pass Gymnasium's check_env: {_one_line(message)} Mend it, or train without the check "
                 "(--no-check, in Python check=False)."
             ) from problem
     lines = [_one_line(str(warning.message)) for warning in caught]
-    return [f"note: {line}" for line in dict.fromkeys(lines) if not any(words in line for words in _NO_MATTER_HERE)]
+    return [f"note: {line}" for line in dict.fromkeys(lines) if not any(phrase in line for phrase in _NO_MATTER_HERE)]
 
 
-def _one_line(words: str) -> str:
-    plain = re.sub(r"\x1b\[[0-9;]*m", "", words)
+def _one_line(message: str) -> str:
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", message)
     line = " ".join(re.sub(r"^(WARN|ERROR): ", "", plain).split())
     return line if line.endswith((".", "!", "?")) else line + "."
 

@@ -199,8 +199,7 @@ class Simulator:
         return self._flat(self.seen)
 
     def step(self, act: np.ndarray, endless: bool = False) -> tuple[np.ndarray, float, bool, bool]:
-        """Next observation, reward, whether the episode truly ended, whether the time limit cut it off; `endless` goes
-        on beyond that."""
+        """Next observation, reward, terminated, truncated; `endless` goes on beyond the time limit."""
         scaled = to_own_units(np.clip(act, -1.0, 1.0), self._low, self._high)
         scaled = scaled.astype(self._dtype).reshape(self._shape)
         reward, terminated, truncated = 0.0, False, False
@@ -220,7 +219,7 @@ class Simulator:
         )
 
     def put(self, obs: np.ndarray, seed: int) -> None:
-        """Leads it to the state that shows this observation, where it can be led there; its own chance is seeded."""
+        """Puts it into the state that this observation shows, where that is possible; its random numbers are seeded."""
         self.reset(seed)
         put(self.env, self.spec.name, np.asarray(obs, np.float64))
 

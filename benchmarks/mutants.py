@@ -1,0 +1,437 @@
+"""Breaks the algorithm on purpose, one line at a time, and says which of the breaks the tests notice.
+
+    python benchmarks/mutants.py                      # all of them, two at a time
+    python benchmarks/mutants.py values updates       # those of some files
+    python benchmarks/mutants.py --list
+
+A mutant is a wrong line in the place of a right one: a sign, a horizon, a mask, an old network instead of a new one.
+The tests that guard the file run on a copy of the package with that line. They should fail: the mutant is killed. One
+that survives is a test that is missing, or a line that does not matter; the latter carry their explanation here, and it
+is an error too if one of these is killed.
+"""
+
+import argparse
+import concurrent.futures
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+ROOT = Path(__file__).parents[1]
+
+# a line as it is, and the line in its place; or these, and why that must survive
+TABLES: dict[str, tuple[str, list[tuple[str, ...]]]] = {}
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A wrong line in a file, and the test files that guard it."""
+
+    file: str
+    right: str
+    wrong: str
+    tests: tuple[str, ...]
+    harmless: str = ""
+    """Why no test can notice it, if that is so."""
+
+    @property
+    def name(self) -> str:
+        line = next(line for line in self.wrong.splitlines() if line not in self.right.splitlines())
+        return f"{Path(self.file).stem}: {line.strip()}"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a mutant."""
+
+    mutant: Mutant
+    killed: bool
+    killer: str
+    seconds: float
+
+    @property
+    def state(self) -> str:
+        if self.mutant.harmless:
+            return "KILLED, THOUGH HARMLESS" if self.killed else "harmless"
+        return "killed" if self.killed else "SURVIVED"
+
+    @property
+    def as_expected(self) -> bool:
+        return self.killed != bool(self.mutant.harmless)
+
+
+def mutants() -> list[Mutant]:
+    """All of the tables, each checked to stand for one place in its file."""
+    found = []
+    for file, (tests, table) in TABLES.items():
+        text = (ROOT / "src" / "doublehorizon" / file).read_text()
+        for right, wrong, *why in table:
+            if text.count(right) != 1:
+                raise SystemExit(f"{file} has {text.count(right)} places that read {right!r}; a mutant needs one.")
+            paths = tuple(f"tests/test_{name}.py" for name in tests.split())
+            found.append(Mutant(file, right, wrong, paths, *why))
+    return found
+
+
+def attempt(mutant: Mutant) -> Outcome:
+    """Runs the tests on a copy of the package with the wrong line."""
+    begun = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
+        shutil.copytree(ROOT / "src", Path(folder) / "src", ignore=shutil.ignore_patterns("__pycache__"))
+        path = Path(folder) / "src" / "doublehorizon" / mutant.file
+        path.write_text(path.read_text().replace(mutant.right, mutant.wrong))
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--no-header", *mutant.tests],
+            cwd=ROOT,
+            env=os.environ | {"PYTHONPATH": str(Path(folder) / "src"), "PYTHONDONTWRITEBYTECODE": "1"},
+            capture_output=True,
+            text=True,
+        )
+    failed = [line.split()[1] for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    if done.returncode not in (0, 1) or (done.returncode == 1 and not failed):
+        raise SystemExit(f"the tests of {mutant.name!r} could not run:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+    killer = failed[0].rpartition("::")[2] if failed else ""
+    return Outcome(mutant, done.returncode == 1, killer, time.monotonic() - begun)
+
+
+def run(chosen: list[Mutant], jobs: int) -> list[Outcome]:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar, concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        task = bar.add_task("mutants", total=len(chosen))
+        waiting = [pool.submit(attempt, mutant) for mutant in chosen]
+        for done in concurrent.futures.as_completed(waiting):
+            bar.advance(task)
+            if not done.result().as_expected:
+                bar.print(f"{done.result().state}: {done.result().mutant.name}", highlight=False, markup=False)
+    return [done.result() for done in waiting]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="*", help="names of files, such as values; default: all")
+    parser.add_argument("--jobs", type=int, default=2, help="how many at a time")
+    parser.add_argument("--list", action="store_true", help="print them, and run none")
+    options = parser.parse_args()
+    chosen = [m for m in mutants() if not options.files or Path(m.file).stem in options.files]
+    if options.list:
+        print("\n".join(mutant.name for mutant in chosen))
+        return 0
+    begun = time.monotonic()
+    outcomes = run(chosen, options.jobs)
+    for outcome in outcomes:
+        print(f"{outcome.state:<10} {outcome.seconds:5.0f} s  {outcome.mutant.name}")
+        print(f"{'':<19}{outcome.killer or outcome.mutant.harmless}")
+    count = {state: sum(o.state == state for o in outcomes) for state in dict.fromkeys(o.state for o in outcomes)}
+    minutes = (time.monotonic() - begun) / 60
+    print(f"{len(outcomes)} mutants: {', '.join(f'{n} {state}' for state, n in count.items())}; {minutes:.1f} minutes")
+    return 0 if all(outcome.as_expected for outcome in outcomes) else 1
+
+
+TABLES["algorithm/values.py"] = (
+    "values updates",
+    [
+        ("return 0.5 * (self.high - self.low) * raw", "return (self.high - self.low) * raw"),
+        ("* raw + 0.5 * (self.high + self.low)", "* raw + 0.5 * (self.high - self.low)"),
+        ("return jnp.clip(value, self.low, self.high)", "return value"),
+        ("soft_reward = rollout.reward - temperature", "soft_reward = rollout.reward + temperature"),
+        ('== "all" else rollout.alive[:horizon]', '== "all" else rollout.alive[1:]'),
+        ("counted.ravel() > 0.5, q) / (1.0 - discount)", "counted.ravel() > 0.5, q)"),
+        ("for q in (config.quantile, 1.0 - config.quantile)", "for q in (1.0 - config.quantile, config.quantile)"),
+        ("low, high = jnp.minimum(low, 0.0)", "low, high = jnp.maximum(low, 0.0)"),
+        ('== "alive_and_zero" and can_end:', '== "alive_and_zero":'),
+        ("rate = jnp.where(bounds.known, config.bounds_rate, 1.0)", "rate = config.bounds_rate"),
+        ("bounds.high + rate * (high - bounds.high)", "bounds.high + rate * (low - bounds.high)"),
+        ("return jax.lax.stop_gradient(moved)", "return moved"),
+        ("jnp.sort(jnp.where(counted, x, jnp.inf))", "jnp.sort(x)"),
+        ("(jnp.maximum(jnp.sum(counted), 1) - 1)", "jnp.maximum(jnp.sum(counted), 1)"),
+        ("above = jnp.ceil(place)", "above = jnp.floor(place)"),
+        ("bonus = -temperature * rollout.log_prob", "bonus = temperature * rollout.log_prob"),
+        ("discount ** jnp.arange(horizon + 1)", "discount ** (1 + jnp.arange(horizon + 1))"),
+        ("discounts[:, None] * rollout.alive * gained", "discounts[:, None] * gained"),
+        ("discount) + temperature * rollout.log_prob[0]", "discount) - temperature * rollout.log_prob[0]"),
+        ("discount) + temperature * rollout.log_prob[0]", "discount)"),
+    ],
+)
+TABLES["algorithm/actor_critic.py"] = (
+    "values updates",
+    [
+        ("jnp.min(bounds.scale(last_q), axis=0)", "jnp.max(bounds.scale(last_q), axis=0)"),
+        ("jnp.min(bounds.scale(last_q), axis=0)", "jnp.mean(bounds.scale(last_q), axis=0)"),
+        ("bounds.clip(jnp.min(bounds.scale(last_q), axis=0))", "jnp.min(bounds.scale(last_q), axis=0)"),
+        ("critic_values(actor_critic.target_critics, obs", "critic_values(actor_critic.critics, obs"),
+        ("normalizer.normalize(rollout.obs[-1])", "normalizer.normalize(rollout.obs[0])"),
+        ("normalizer.normalize(rollout.obs[-1])", "rollout.obs[-1]"),
+        ("rollout.act[-1])[chosen]", "rollout.act[0])[chosen]"),
+        ("rollout.act[-1])[chosen]", "rollout.act[-1])"),
+        ("return jnp.exp(self.log_temperature)", "return self.log_temperature"),
+        ("jnp.concatenate([obs, act], axis=-1)", "jnp.concatenate([act, obs], axis=-1)"),
+        ("lambda critic, seeds: critic(inputs, seeds)", "lambda critic, seeds: critic(inputs)"),
+        ("return expand_q(rollout, least", "return expand_value(rollout, least"),
+    ],
+)
+# the actor against the critics as they were before the update
+_NEW = "actor_objective(context, actor_critic"
+_OLD = "actor_objective(context, eqx.tree_at(lambda a: a.critics, actor_critic, old)"
+_JOINT = """    actor_critic, opt_states, metrics = critic_update(context, actor_critic, opt_states, inputs, path)
+
+    objective, gradient = jax.value_and_grad(lambda rollout: actor_objective(context, actor_critic, rollout))(rollout)
+"""
+TABLES["algorithm/updates.py"] = (
+    "updates relatives",
+    [
+        (_JOINT, _JOINT.replace("    actor", "    old = actor_critic.critics\n    actor", 1).replace(_NEW, _OLD)),
+        ("jax.tree.map(jnp.negative, gradient)", "jax.tree.map(jnp.positive, gradient)"),
+        ("surplus = entropy - config", "surplus = entropy + config"),
+        ("target_entropy_per_action * task.act_size", "target_entropy_per_action"),
+        ("entropy = actor_critic.temperature, -jnp.mean(", "entropy = actor_critic.temperature, jnp.mean("),
+        ("temperature * surplus, opt_states", "surplus, opt_states"),
+        ("temperature * surplus, opt_states", "-temperature * surplus, opt_states"),
+        ("jnp.square(q - target[None])", "jnp.square(q + target[None])"),
+        ("jnp.sum(jnp.mean(jnp.square(q", "jnp.mean(jnp.mean(jnp.square(q"),
+        ("rate * new + (1.0 - rate) * old", "rate * old + (1.0 - rate) * new"),
+        ("jax.tree.map(follow, critics, actor", "jax.tree.map(follow, actor_critic.critics, actor"),
+        ("actor_critic = eqx.tree_at(lambda a: a.bounds, actor_critic, bounds)", "pass"),
+        ("last_q = jnp.mean(actor_critic.bounds", "last_q = jnp.min(actor_critic.bounds"),
+        ("raw = critic_values(actor_critic.critics, obs", "raw = critic_values(actor_critic.target_critics, obs"),
+        ("obs_normalizer.normalize(rollout.obs[-1])", "obs_normalizer.normalize(rollout.obs[0])"),
+        ("obs = normalizer.normalize(rollout.obs[0])", "obs = normalizer.normalize(rollout.obs[-1])"),
+        ("obs = normalizer.normalize(rollout.obs[0])", "obs = rollout.obs[0]"),
+        ("critic_values(critics, obs, rollout.act[0]", "critic_values(critics, obs, rollout.act[-1]"),
+        ("rollout.act[0], inputs.dropout)", "rollout.act[0])"),
+        ("rows(context.world.obs_normalizer.normalize(visited))", "rows(visited)"),
+        ("next_act=jr.normal(key_next_act", "next_act=jr.normal(key_noise"),
+        ("(critic.members,)))[: critic.target_members]", "(critic.members,)))"),
+        ("if steps is None:", "if True:"),
+        ("jnp.mean(path.alive[-1])", "jnp.mean(path.alive[0])"),
+        ("return eqx.apply_updates(parameters, updates)", "return eqx.apply_updates(parameters, gradient)"),
+        (
+            "rollout = jax.lax.stop_gradient(rollout)",
+            "pass",
+            "the critics' gradient is taken with respect to the critics alone; it only spares the compiler work",
+        ),
+    ],
+)
+TABLES["algorithm/rollouts.py"] = (
+    "rollouts termination_model relatives",
+    [
+        ("jnp.where(goes_on[:, None] > 0, next_obs, restart)", "next_obs"),
+        ("return jax.lax.stop_gradient((steps, last))", "return steps, last"),
+        ("next_obs, 1.0 - goes_on)", "next_obs, goes_on)"),
+        ("(starts[1:], noise.act[:-1]", "(starts[:-1], noise.act[:-1]"),
+        ("(obs, act), next_obs, uniform)", "(obs, act), next_obs, None)"),
+        ("(next_obs, alive * goes_on)", "(next_obs, goes_on)"),
+        ("(next_obs, alive * goes_on)", "(jax.lax.stop_gradient(next_obs), alive * goes_on)"),
+        ("(next_obs, alive * goes_on)", "(next_obs, jax.lax.stop_gradient(alive * goes_on))"),
+        ("normalize(obs)) + perturbation, act_noise", "normalize(obs)), act_noise"),
+        ("perturbations[-1], noise.act[-1])", "perturbations[0], noise.act[-1])"),
+        ("perturbations[-1], noise.act[-1])", "perturbations[-1], noise.act[0])"),
+        ("(perturbations[:-1], noise.act[:-1]", "(perturbations[1:], noise.act[:-1]"),
+        ("jnp.concatenate([steps.obs, last[None]])", "jnp.concatenate([steps.next_obs, last[None]])"),
+        ("alive = 1.0 - step.terminated", "alive = jnp.ones_like(step.terminated)"),
+        ("normalize(step.next_obs)), noise)", "normalize(step.obs)), noise)"),
+        ("jnp.stack([log_prob, next_log_prob])", "jnp.stack([next_log_prob, log_prob])"),
+        ("jnp.stack([step.act, next_act])", "jnp.stack([next_act, next_act])"),
+        ("step.reward if task.reward is None else", "step.reward if True else"),
+        ("jr.normal(key_act, (horizon + 1,", "jr.normal(key_state, (horizon + 1,"),
+        ("ends=jr.uniform(key_ends,", "ends=jr.normal(key_ends,"),
+    ],
+)
+TABLES["algorithm/dynamics.py"] = (
+    "dynamics termination_model",
+    [
+        ("jnp.exp(member.log_noise[1:])[None]", "jnp.exp(world.members.log_noise[0, 1:])[None]"),
+        (".at[:, 1:].add(", ".at[:, :-1].add("),
+        ("noise.assignment.to_rows(sampled)", "sampled.reshape(-1, sampled.shape[-1])"),
+        ("target_normalizer.denormalize(", "target_normalizer.normalize("),
+        ("next_obs = obs + target[:, 1:]", "next_obs = target[:, 1:]"),
+        ("return next_obs, target[:, 0]", "return next_obs, target[:, -1]"),
+        ("[world.obs_normalizer.normalize(obs), act]", "[obs, act]"),
+        ("task.reward(obs, act, next_obs)", "task.reward(next_obs, act, obs)"),
+        ("return 1.0 - jax.lax.stop_gradient(task", "return jax.lax.stop_gradient(task"),
+        ("uniform >= end_probability", "uniform < end_probability"),
+        ("return 1.0 - end_probability", "return 1.0 - jax.lax.stop_gradient(end_probability)"),
+        ("return 1.0 - end_probability", "return 1.0 + end_probability"),
+        ("[reward[:, None], next_obs - obs]", "[next_obs - obs, reward[:, None]]"),
+        ("[reward[:, None], next_obs - obs]", "[reward[:, None], obs - next_obs]"),
+    ],
+)
+TABLES["algorithm/ensemble.py"] = (
+    "dynamics",
+    [
+        ("_permute(x.reshape(-1, x.shape[-1]), self.inverse, self.order)", "x.reshape(-1, x.shape[-1])"),
+        ("_permute(cotangent, orders[1], orders[0])", "_permute(cotangent, orders[0], orders[1])"),
+        ("order = jnp.argsort(jr.bits(key, shape), axis=-1)", "order = jnp.argsort(jnp.zeros(shape), axis=-1)"),
+        ("return -(-num_rows // max(1, num_members))", "return (num_rows // max(1, num_members))"),
+    ],
+)
+TABLES["algorithm/fit.py"] = (
+    "fit",
+    [
+        ("jnp.exp(-2.0 * log_noise)[None]", "jnp.exp(-log_noise)[None]"),
+        ("jnp.sum(0.5 * error + jnp.maximum", "jnp.sum(error + jnp.maximum"),
+        ("jnp.maximum(log_noise, jnp.log(min_noise))[None]", "log_noise[None]"),
+        ("jnp.var(mean, axis=0, ddof=1)", "jnp.var(mean, axis=0)"),
+        ("jnp.exp(2.0 * jnp.mean(log_noise, axis=0))", "jnp.mean(jnp.exp(2.0 * log_noise), axis=0)"),
+        ("return 0.5 * jnp.sum(error / variance", "return 0.5 * jnp.mean(error / variance"),
+        ("jnp.where(used, new - best, 0.0)", "jnp.where(used, best - new, 0.0)"),
+        ("jnp.where(used, new - best, 0.0)", "new - best"),
+        ("norm.cdf(mean * jnp.sqrt(num_rows)", "norm.cdf(mean"),
+        ("jnp.maximum(num_rows - 1, 1)", "num_rows"),
+        ("accepted = p < config.fit.accept_p", "accepted = p > config.fit.accept_p"),
+        ("jnp.where(p < config.fit.keep_p, 0, state.stale + 1)", "state.stale + 1"),
+        ("jnp.where(p < config.fit.keep_p, 0, state.stale + 1)", "jnp.where(p < config.fit.keep_p, 0, state.stale)"),
+        ("(epoch < budget.max_epochs)", "(epoch <= budget.max_epochs)"),
+        ("(stale <= budget.patience)", "(stale < budget.patience)"),
+        ("_where(accepted, members, state.best_members)", "members"),
+        ("_where(accepted, members, state.best_members)", "state.best_members"),
+        ("jnp.where(accepted, score, state.best_score)", "score"),
+        ("jnp.mean(weight * negative_log", "jnp.mean(negative_log"),
+        ("target.at[:, 0].add(noise)", "target.at[:, 1].add(noise)"),
+        ("member(inputs, seeds)", "member(inputs)"),
+        ("replays.training_rows(replay, jnp.arange(room))", "jnp.arange(room)"),
+        ("replays.take(replay, replays.validation_rows(replay, which))", "replays.take(replay, which)"),
+        ("jr.randint(key_rows, shape, 0, num_training)", "jr.randint(key_rows, shape, 0, budget.num_rows)"),
+        ("lambda u, d, m: u + d * m", "lambda u, d, m: u - d * m"),
+        ("enumerate(config.model.weight_decay)", "enumerate(config.model.weight_decay[::-1])"),
+        ("optax.scale(-config.fit.learning_rate)", "optax.scale(config.fit.learning_rate)"),
+        ("jnp.sum(jnp.where(valid, squared, 0.0)) / num_valid", "jnp.sum(squared) / num_valid"),
+        ("jnp.where(valid, ensemble_score(", "jnp.where(True, ensemble_score("),
+        ("jnp.minimum(drawn, high - 1)", "low"),
+        ("jnp.where(fitting, chosen, num_seeds)", "chosen"),
+    ],
+)
+TABLES["algorithm/replay.py"] = (
+    "replay",
+    [
+        ("at = (replay.position + jnp.arange(num_rows)) % capacity", "at = jnp.arange(num_rows) % capacity"),
+        ("position=(replay.position + num_rows) % capacity", "position=replay.position + num_rows"),
+        ("replay.position // group_size + jnp.arange(num_groups)", "jnp.arange(num_groups)"),
+        ("(num_groups,), 0, group_size)", "(num_groups,), 0, group_size - 1)"),
+        ("jr.exponential(key_weight, ", "1.0 + 0 * jr.exponential(key_weight, "),
+        ("rank + (rank >= replay.held_out[group])", "rank + (rank > replay.held_out[group])"),
+        ("rank + (rank >= replay.held_out[group])", "rank"),
+        ("which * group_size + replay.held_out[which]", "which * group_size"),
+        ("num_rows // group_size * (group_size - 1)", "num_rows // group_size * group_size"),
+        ("position=num_rows,", "position=replay.position,"),
+        ("num_stored % replay.rows.reward.shape[-1]", "num_stored"),
+        ("replay.rows), replay.weight[at]", "replay.rows), replay.weight[: at.shape[0]]"),
+    ],
+)
+TABLES["algorithm/normalizer.py"] = (
+    "dynamics",
+    [
+        ("return (x - _along(self.mean, x)) / _along", "return (x + _along(self.mean, x)) / _along"),
+        ("x * _along(self.std, x) + _along(self.mean, x)", "(x + _along(self.mean, x)) * _along(self.std, x)"),
+        ("jnp.square(x - mean[None]), num_rows) / count", "jnp.square(x - mean[None]), num_rows) / (count - 1)"),
+        ("jnp.square(x - mean[None])", "jnp.square(x)"),
+        ("jnp.sqrt(jnp.maximum(variance, _MIN_VARIANCE))", "jnp.sqrt(variance)"),
+        ("jnp.pad(jnp.where(used, x, 0.0),", "jnp.pad(x,"),
+        ("< num_rows)[:, None]", "<= num_rows)[:, None]"),
+    ],
+)
+TABLES["algorithm/termination_model.py"] = (
+    "termination_model",
+    [
+        ("jax.nn.sigmoid(logits + self.log_odds)", "jax.nn.sigmoid(logits)"),
+        ("jnp.log(share) - jnp.log1p(share)", "jnp.log1p(share) - jnp.log(share)"),
+        ("jnp.log(share) - jnp.log1p(share)", "jnp.log(share)"),
+        ("jnp.asarray(-jnp.inf, jnp.float32)", "jnp.zeros(())"),
+        ("jnp.where(num_ends > 0, budget.termination_batches, 0)", "0"),
+        ("jnp.abs(weight) - by, 0.0)", "jnp.abs(weight) + by, 0.0)"),
+        ("config.learning_rate * config.sparsity", "0.0"),
+        ("[normalizer.normalize(obs), act, normalizer.normalize(next_obs)]", "[normalizer.normalize(obs), act, obs]"),
+        ("jnp.concatenate([ends, jr.randint(key_any, shape, 0, num_training)]", "jnp.concatenate([ends, ends]"),
+        (
+            ".probability(normalizer, rows.obs, rows.act, rows.next_obs) > 0.5)",
+            ".probability(normalizer, rows.obs, rows.act, rows.next_obs) < 0.5)",
+        ),
+        ('"termination/recall": both / jnp.sum(ended)', '"termination/recall": both / jnp.sum(predicted)'),
+        ('"termination/precision": both / jnp.sum(predicted)', '"termination/precision": both / jnp.sum(ended)'),
+        ("replays.validation_rows(replay, which)", "which"),
+        ("counted = newest_first < num_rows // group_size", "counted = newest_first < 1"),
+        ("(replay.position // group_size - 1 - newest_first) % num_groups", "newest_first"),
+    ],
+)
+TABLES["algorithm/model_buffer.py"] = (
+    "start_states",
+    [
+        ("at = (buffer.position + jnp.arange(count)) % capacity", "at = jnp.arange(count) % capacity"),
+        ("size=jnp.minimum(buffer.size + count, capacity)", "size=jnp.minimum(buffer.size, capacity) + count"),
+        (
+            "jr.randint(key, (batch_size,), 0, buffer.size)",
+            "jr.randint(key, (batch_size,), 0, buffer.rows.obs.shape[0])",
+        ),
+        (
+            "jnp.zeros_like(buffer.position), jnp.zeros_like(buffer.size)",
+            "buffer.position, jnp.zeros_like(buffer.size)",
+        ),
+    ],
+)
+TABLES["algorithm/start_states.py"] = (
+    "start_states",
+    [
+        ("num_real = round(config.policy.replay_start_share * batch_size)", "num_real = 0"),
+        (
+            "model_buffer.sample(self.imagined, batch_size - num_real, key_imagined)",
+            "model_buffer.sample(self.real, batch_size - num_real, key_imagined)",
+        ),
+        (
+            "States(visited(steps, last)) if config.horizons.training > 0",
+            "States(steps.next_obs) if config.horizons.training > 0",
+        ),
+        ("States(replay.rows.obs) if config", "States(replay.rows.next_obs) if config"),
+        ("return start if isinstance(start, Transition) else None", "return None"),
+    ],
+)
+TABLES["algorithm/agent.py"] = (
+    "agent",
+    [
+        ("key, key_store = _split(state.key)", "key, key_store = state.key, state.key"),
+        ("(s.world, s.key), state, (world, key)", "(s.world, s.key), state, (world, state.key)"),
+        ("round(steps * config.policy.critic_only_share)", "0"),
+        ("jr.split(jr.fold_in(key_rounds, i))", "jr.split(key_rounds)"),
+        ("repeat(joint_update, num_updates", "repeat(critic_only_update, num_updates"),
+        ("(horizon + 1, batch), 0, num_rows)", "(horizon + 1, batch), 0, num_rows - 1)"),
+        ("(horizon + 1, batch), 0, num_rows)", "(horizon + 1, batch), 0, 2 * num_rows)"),
+        ("buffer is not None and config.policy.clear_each_iteration:", "buffer is not None and False:"),
+        ("opt_states if config.policy.keep_moments else None", "None"),
+        ("factor = config.fit.first_effort if first else 1.0", "factor = 1.0"),
+        ("num_rounds=max(1, rounds)", "num_rounds=rounds + 1"),
+        ("fit_normalizer(rows.obs, num_rows)", "fit_normalizer(rows.next_obs, num_rows)"),
+        ("budget.num_rounds, one_round", "budget.num_rounds + 1, one_round"),
+        (
+            "return jax.lax.scan(body, learner, inputs)",
+            "return jax.lax.scan(body, learner, jax.tree.map(lambda x: x[:1], inputs))",
+        ),
+        (
+            "state.opt_states or fresh_opt_states(config, state.actor_critic)",
+            "fresh_opt_states(config, state.actor_critic)",
+        ),
+        ("_split(state.key, 4)[3]", "state.key"),
+    ],
+)
+TABLES["acting/policy.py"] = (
+    "policy real_returns",
+    [
+        ("return np.tanh(mean if noise is None", "return (mean if noise is None"),
+        ("mean + std * noise)", "mean + noise)"),
+        ("(obs - self.obs_mean) / self.obs_std", "(obs - self.obs_mean) * self.obs_std"),
+        ("x = x * (0.5 * (1.0 + np.tanh(0.5 * x)))", "x = x * (0.5 * (1.0 + np.tanh(x)))"),
+        ("np.logaddexp(0.0, raw_std) + MIN_ACTION_STD", "np.exp(raw_std) + MIN_ACTION_STD"),
+        ("np.sum(log_prob - log_derivative, axis=-1)", "np.sum(log_prob + log_derivative, axis=-1)"),
+        ("- np.log(std) - 0.5", "- 0.5"),
+        ("to_own_units(unit, self.action_low, self.action_high)", "unit"),
+        ("if not deterministic:", "if deterministic:"),
+    ],
+)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

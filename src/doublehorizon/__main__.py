@@ -1,0 +1,5 @@
+"""`python -m doublehorizon` is the command `doublehorizon`."""
+
+from doublehorizon.cli import main
+
+main()

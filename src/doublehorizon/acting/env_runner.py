@@ -1,0 +1,283 @@
+"""Runs one environment of one seed: collects experience and test episodes, with NumPy alone."""
+
+import faulthandler
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any, TextIO
+
+import gymnasium as gym
+import numpy as np
+
+from doublehorizon.acting.exploration import EpisodeTime, Exploration, white_noise
+from doublehorizon.acting.policy import NumpyPolicy
+from doublehorizon.envs.make import EnvSpec, Simulator
+from doublehorizon.errors import RunError, UserError
+
+Batch = dict[str, np.ndarray]
+"""Transitions of one seed, field by field (the fields of `algorithm.types.Transition`)."""
+
+RunnerId = tuple[int, int]
+"""Seed, and the index of one of its environments."""
+
+_COLLECT, _EVALUATE = 0, 1  # what a generator is for: enters its seed
+_RESET = 2**20  # after the others: a reset and the actions at the same step are independent
+
+
+@dataclass(frozen=True)
+class WorkerSpec:
+    """What every worker of a pool is given. `seed_policy` acts before the first fit, on the environment's own
+    observations and in its own units, instead of uniform random actions."""
+
+    make_env: Callable[[], gym.Env]
+    spec: EnvSpec
+    seed_policy: Any = None
+    exploration: Exploration = white_noise
+    step_timeout: float = 300.0
+
+
+@dataclass(frozen=True)
+class Episode:
+    """An unfinished episode, such that it can be replayed in any deterministic environment: the seed of its reset, the
+    actions since `[step, act]`, and the observation they led to."""
+
+    reset_seed: int
+    actions: np.ndarray
+    obs: np.ndarray
+
+
+@dataclass(frozen=True)
+class MonteCarloSpec:
+    """How a value is estimated by real episodes: their number and most steps, and how rewards and entropy bonuses are
+    weighted."""
+
+    episodes: int
+    horizon: int
+    discount: float
+    temperature: float
+
+
+@dataclass(frozen=True)
+class Collected:
+    """Transitions, and the episode that is still running, if one is. `exact` is False where an episode was to be
+    continued in another process and its replay came out elsewhere."""
+
+    batch: Batch
+    episode: Episode | None
+    exact: bool = True
+
+
+class Watchdog:
+    """Ends this process if a step or reset takes too long, and leaves in `file` where it was stuck. It works even where
+    the simulator never returns to Python."""
+
+    def __init__(self, timeout: float, file: TextIO):
+        self._timeout, self._file, self._armed = timeout, file, -np.inf
+
+    def touch(self, seed: int, step: int) -> None:
+        """The environment is alive. The alarm is set anew ten times per timeout or once a second at most: to set it
+        costs as much as a quick step."""
+        now = time.monotonic()
+        if now - self._armed > min(1.0, 0.1 * self._timeout):
+            self._armed = now
+            self._file.seek(0)
+            self._file.truncate()
+            self._file.write(f"{seed} {step}\n")
+            self._file.flush()
+            faulthandler.dump_traceback_later(1.1 * self._timeout, exit=True, file=self._file)
+
+    def rest(self) -> None:
+        """Nothing is being waited for."""
+        faulthandler.cancel_dump_traceback_later()
+        self._armed = -np.inf
+
+
+@dataclass
+class EnvRunner:
+    """Steps one environment of one seed. Its random numbers depend on the seed, on the environment's index and on the
+    step of the run, never on earlier calls: a resumed run draws the same."""
+
+    simulator: Simulator
+    seed: int
+    env_index: int = 0
+    seed_policy: Any = None
+    exploration: Exploration = white_noise
+    watchdog: Watchdog | None = None
+    obs: np.ndarray | None = None
+    """The last observation of the running episode; None where none is running."""
+    reset_seed: int = 0
+    actions: list[np.ndarray] = field(default_factory=list)
+
+    def collect(
+        self, step: int, policy: NumpyPolicy | None, num_steps: int, episode: Episode | None = None
+    ) -> Collected:
+        """`num_steps` steps with a sampling policy; without one, with the seed policy or uniform actions. An unfinished
+        episode goes on in the next call. `step` is the run's, `episode` the one that is running then."""
+        exact = self.obs is not None or episode is None or self._replay(episode, step)
+        spec, rng = self.simulator.spec, np.random.default_rng(self._rng_seed(step))
+        shapes = [(num_steps, spec.obs_size), (num_steps, spec.act_size), (num_steps,), (num_steps, spec.obs_size)]
+        obs, act, reward, next_obs = (np.empty(shape, np.float32) for shape in shapes)
+        terminated = np.zeros(num_steps, np.float32)
+        for t in range(num_steps):
+            here = step + t * spec.action_repeat
+            with self._reported(here, "step"):
+                if self.obs is None:
+                    self._reset(_reset_seed(self._rng_seed(here)), here)
+                obs[t] = self.obs
+                act[t] = self._first_action(obs[t], rng) if policy is None else self._explore(policy, obs[t], rng)
+                next_obs[t], reward[t], ended, cut = self.simulator.step(act[t])
+            terminated[t] = ended
+            self.actions.append(act[t])
+            self.obs = None if ended or cut else next_obs[t]
+        batch = {"obs": obs, "act": act, "reward": reward, "next_obs": next_obs, "terminated": terminated}
+        return Collected(batch, self._unfinished(), exact)
+
+    def evaluate(self, step: int, policy: NumpyPolicy | None, num_episodes: int) -> float:
+        """Mean return of test episodes with the deterministic policy; without one, as `collect` acts. Seeded by the
+        step."""
+        rng = np.random.default_rng([self.seed, _EVALUATE, step])
+        total = 0.0
+        for episode in range(num_episodes):
+            with self._reported(step, "a test at step"):
+                obs, done = self.simulator.reset(_reset_seed([self.seed, _EVALUATE, step, episode])), False
+            while not done:
+                with self._reported(step, "a test at step"):
+                    act = self._first_action(obs, rng) if policy is None else policy.act(obs)
+                    obs, reward, ended, cut = self.simulator.step(act)
+                total += reward
+                done = ended or cut
+        self.obs = None  # whatever episode was running here is over
+        return total / num_episodes
+
+    def monte_carlo_returns(
+        self, step: int, policy: NumpyPolicy, pairs: list[tuple], spec: MonteCarloSpec
+    ) -> np.ndarray:
+        """Discounted soft returns `[pair, episode]` from pairs of observation and action, after which the policy acts
+        as it samples. `step` numbers the pairs, for their random numbers."""
+        returns = np.zeros((len(pairs), spec.episodes))
+        for i, (obs, act) in enumerate(pairs):
+            rng = np.random.default_rng([self.seed, _EVALUATE, step + i])
+            for episode in range(spec.episodes):
+                with self._reported(step + i, "the value of pair"):
+                    returns[i, episode] = self._soft_return(policy, obs, act, spec, rng)
+        self.obs = None
+        return returns
+
+    def _soft_return(
+        self, policy: NumpyPolicy, obs: np.ndarray, act: np.ndarray, spec: MonteCarloSpec, rng: np.random.Generator
+    ) -> float:
+        self.simulator.put(obs, int(rng.integers(2**31)))
+        total, weight = 0.0, 1.0
+        for _ in range(spec.horizon):
+            self._touch(0)
+            obs, reward, ended, _ = self.simulator.step(act, endless=True)
+            total, weight = total + weight * reward, weight * spec.discount
+            if ended:
+                break
+            act, log_prob = policy.sample(obs, rng)
+            total -= weight * spec.temperature * float(log_prob)
+        return total
+
+    def _reset(self, reset_seed: int, step: int) -> None:
+        self.reset_seed, self.actions = reset_seed, []
+        self.obs = self.simulator.reset(reset_seed)
+        self._touch(step)
+
+    def _unfinished(self) -> Episode | None:
+        if self.obs is None:
+            return None
+        actions = np.asarray(self.actions, np.float32).reshape(-1, self.simulator.spec.act_size)
+        return Episode(self.reset_seed, actions, self.obs)
+
+    def _replay(self, episode: Episode, step: int) -> bool:
+        """Leads the environment to where the episode stood, by the same reset and the same actions. If it comes out
+        elsewhere, it is not deterministic: then a new episode begins."""
+        over = False
+        with self._reported(step, "repeating an episode at step"):
+            self._reset(episode.reset_seed, step)
+            for act in episode.actions:
+                if over:
+                    break
+                self._touch(step)
+                self.obs, _, ended, cut = self.simulator.step(act)
+                self.actions.append(act)
+                over = ended or cut
+        if over or self.obs is None or not np.array_equal(self.obs, episode.obs):
+            self.obs = None
+            return False
+        return True
+
+    def _explore(self, policy: NumpyPolicy, obs: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        spec = self.simulator.spec
+        time = EpisodeTime(self.reset_seed, len(self.actions), spec.time_limit)
+        return policy.act(obs, self.exploration(rng, spec.act_size, time))
+
+    def _first_action(self, obs: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Before the first fit: uniform, or the seed policy's."""
+        if self.seed_policy is None:
+            return rng.uniform(-1, 1, self.simulator.spec.act_size)
+        if isinstance(self.seed_policy, NumpyPolicy):
+            return self.seed_policy.act(obs, rng.standard_normal(self.simulator.spec.act_size, np.float32))
+        seen = self.simulator.seen
+        chosen = self.seed_policy.predict(seen)[0] if hasattr(self.seed_policy, "predict") else self.seed_policy(seen)
+        return self.simulator.to_unit(chosen)
+
+    def _rng_seed(self, step: int) -> list[int]:
+        """What a generator for collecting is seeded with. A seed's first environment draws the same as if it were the
+        only one."""
+        return [self.seed, _COLLECT, step] + ([self.env_index] if self.env_index else [])
+
+    def _touch(self, step: int) -> None:
+        if self.watchdog is not None:
+            self.watchdog.touch(self.seed, step)
+
+    @contextmanager
+    def _reported(self, step: int, where: str) -> Iterator[None]:
+        """Problems inside are reported with seed and step: what is a mistake of the environment's author in one line,
+        what it raises itself with its traceback."""
+        self._touch(step)
+        try:
+            yield
+        except UserError as problem:
+            raise UserError(f"{problem} (seed {self.seed}, {where} {step})") from problem
+        except Exception as problem:
+            raise RunError(
+                f"{self.simulator.spec.name} failed (seed {self.seed}, {where} {step}):\n{traceback.format_exc()}"
+            ) from problem
+
+
+def _reset_seed(parts: list[int]) -> int:
+    return int(np.random.SeedSequence([*parts, _RESET]).generate_state(1)[0])
+
+
+class RunnerGroup:
+    """The runners of one worker, made when they are first called."""
+
+    def __init__(self, spec: WorkerSpec, watchdog: Watchdog | None = None):
+        self._spec, self._watchdog = spec, watchdog
+        self._runners: dict[RunnerId, EnvRunner] = {}
+
+    def call(self, method: str, arguments: dict[RunnerId, tuple]) -> dict[RunnerId, Any]:
+        """Calls a method of some runners, each with its own arguments, the first of which is the step of the run."""
+        try:
+            return {at: getattr(self._runner(at, step), method)(step, *rest) for at, (step, *rest) in arguments.items()}
+        finally:
+            if self._watchdog is not None:
+                self._watchdog.rest()
+
+    def close(self) -> None:
+        """Closes the environments, which may hold on to processes or machines of their own."""
+        for runner in self._runners.values():
+            with suppress(Exception):  # the run is over: nobody is left to tell
+                runner.simulator.close()
+
+    def _runner(self, at: RunnerId, step: int) -> EnvRunner:
+        if at not in self._runners:
+            if self._watchdog is not None:
+                self._watchdog.touch(at[0], step)
+            spec = self._spec
+            simulator = Simulator(spec.make_env(), spec.spec)
+            self._runners[at] = EnvRunner(simulator, *at, spec.seed_policy, spec.exploration, self._watchdog)
+        return self._runners[at]

@@ -1,0 +1,173 @@
+"""The trained policy in NumPy: what workers act with, what is saved, and all that a robot needs. No JAX.
+
+A policy file is a safetensors file: the actor's weights, the statistics of the observations, the action bounds.
+"""
+
+import json
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from doublehorizon.atomic_files import digest, write_file
+from doublehorizon.errors import UserError
+from doublehorizon.scaling import MIN_ACTION_STD, to_own_units
+
+_FORMAT = "doublehorizon-policy-1"
+
+
+@dataclass(frozen=True)
+class NumpyPolicy:
+    """A tanh-squashed Gaussian policy; `weights[i]` is `[in, out]`."""
+
+    weights: tuple[np.ndarray, ...]
+    biases: tuple[np.ndarray, ...]
+    obs_mean: np.ndarray
+    obs_std: np.ndarray
+    action_low: np.ndarray
+    action_high: np.ndarray
+
+    @property
+    def act_size(self) -> int:
+        """Numbers of an action."""
+        return self.action_low.size
+
+    def act(self, obs: np.ndarray, noise: np.ndarray | None = None) -> np.ndarray:
+        """Actions in [-1, 1] for observations `[..., obs]`: the mode, or a sample by standard normal noise
+        `[..., act]`."""
+        mean, std = self._mean_and_std(obs)
+        return np.tanh(mean if noise is None else mean + std * noise)
+
+    def sample(self, obs: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """Sampled actions in [-1, 1], and their log-probabilities."""
+        mean, std = self._mean_and_std(obs)
+        noise = rng.standard_normal(mean.shape, np.float32)
+        unsquashed = mean + std * noise
+        log_prob = -0.5 * np.square(noise) - np.log(std) - 0.5 * np.log(2.0 * np.pi)
+        log_derivative = 2.0 * (np.log(2.0) - unsquashed - np.logaddexp(0.0, -2.0 * unsquashed))  # of tanh
+        return np.tanh(unsquashed), np.asarray(np.sum(log_prob - log_derivative, axis=-1))
+
+    def _mean_and_std(self, obs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and standard deviation of the Gaussian before squashing."""
+        x = (obs - self.obs_mean) / self.obs_std
+        for weight, bias in zip(self.weights[:-1], self.biases[:-1], strict=True):
+            x = x @ weight + bias
+            x = x * (0.5 * (1.0 + np.tanh(0.5 * x)))  # SiLU, in a form that cannot overflow
+        mean, raw_std = np.split(x @ self.weights[-1] + self.biases[-1], 2, axis=-1)
+        return mean, np.logaddexp(0.0, raw_std) + MIN_ACTION_STD
+
+    def predict(
+        self,
+        obs: Any,
+        state: Any = None,
+        episode_start: Any = None,
+        deterministic: bool = True,
+        rng: np.random.Generator | None = None,
+    ) -> tuple[np.ndarray, Any]:
+        """Actions in the environment's own range, for one observation or a batch; `state` is returned as it came, as
+        Stable-Baselines3's callers expect."""
+        del episode_start
+        flat = np.asarray(obs, np.float32)
+        if flat.shape[-1:] != self.obs_mean.shape:
+            raise UserError(
+                f"the observation has the shape {flat.shape}, but this policy needs (..., {self.obs_mean.size})."
+            )
+        noise = None
+        if not deterministic:
+            rng = np.random.default_rng() if rng is None else rng
+            noise = rng.standard_normal((*flat.shape[:-1], self.act_size), np.float32)
+        unit = self.act(flat, noise)
+        return to_own_units(unit, self.action_low, self.action_high), state
+
+    def save(self, path: str | Path) -> None:
+        """Writes the policy to one file."""
+        arrays = self.arrays()
+        # one entry only: safetensors writes several in any order, and equal policies shall be equal files
+        write_file(Path(path), save(arrays, {"format": f"{_FORMAT}:{_digest(arrays)}"}))
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """All its numbers, by name; `from_arrays` is the inverse."""
+        arrays = {f"layer{i}.weight": w for i, w in enumerate(self.weights)}
+        arrays |= {f"layer{i}.bias": b for i, b in enumerate(self.biases)}
+        arrays |= {name: getattr(self, name) for name in _STATISTICS}
+        return {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+
+
+_STATISTICS = ("obs_mean", "obs_std", "action_low", "action_high")
+
+
+def load_policy(path: str | Path) -> NumpyPolicy:
+    """Reads a policy file, or the best policy of a run folder."""
+    path = Path(path)
+    if path.is_dir():
+        path = _best_of(path)
+    try:
+        with safe_open(path, framework="numpy") as file:
+            found, _, expected = (file.metadata() or {}).get("format", "").partition(":")
+            if found != _FORMAT:
+                raise UserError(f"{path} is of the format {found!r}, but {_FORMAT!r} is needed.")
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+    except (OSError, SafetensorError) as problem:
+        raise UserError(f"{path} cannot be read as a policy: {problem}.") from problem
+    if _digest(arrays) != expected:
+        raise UserError(f"{path} is damaged: its numbers are not those that were saved.")
+    try:
+        return from_arrays(arrays)
+    except ValueError as problem:
+        raise UserError(f"{path} cannot be read as a policy: {problem}.") from problem
+
+
+def _digest(arrays: dict[str, np.ndarray]) -> str:
+    parts = [f"{name}{x.dtype}{x.shape}".encode() + x.tobytes() for name, x in sorted(arrays.items())]
+    return digest(b"".join(parts))
+
+
+def from_arrays(arrays: dict[str, np.ndarray]) -> NumpyPolicy:
+    """The inverse of `NumpyPolicy.arrays`; what does not fit together is a `ValueError`."""
+    num_layers = sum(name.endswith(".weight") for name in arrays)
+    names = [f"layer{i}.{part}" for part in ("weight", "bias") for i in range(num_layers)]
+    if num_layers == 0 or set(arrays) != {*names, *_STATISTICS}:
+        raise ValueError(f"its arrays are {', '.join(sorted(arrays)) or 'none'}")
+    policy = NumpyPolicy(
+        tuple(arrays[name] for name in names[:num_layers]),
+        tuple(arrays[name] for name in names[num_layers:]),
+        **{name: arrays[name] for name in _STATISTICS},
+    )
+    _check_shapes(policy)
+    return policy
+
+
+def _check_shapes(policy: NumpyPolicy) -> None:
+    sizes = [policy.obs_mean.size, *(bias.size for bias in policy.biases)]
+    shapes = {
+        "weights": [w.shape for w in policy.weights] == list(pairwise(sizes)),
+        "biases": all(b.ndim == 1 for b in policy.biases),
+        "observations": policy.obs_mean.shape == policy.obs_std.shape == (sizes[0],),
+        "actions": policy.action_low.shape == policy.action_high.shape == (sizes[-1] // 2,) and sizes[-1] % 2 == 0,
+        "numbers": all(array.dtype == np.float32 for array in policy.arrays().values()),
+    }
+    wrong = [name for name, fits in shapes.items() if not fits]
+    if wrong:
+        raise ValueError(f"its {wrong[0]} do not fit together")
+
+
+def _best_of(run: Path) -> Path:
+    """The policy file of the seed whose last test return was best."""
+    files = sorted((run / "policy").glob("seed*.safetensors"), key=lambda file: (len(file.stem), file.stem))
+    if not files:
+        raise UserError(f"{run} holds no policy (no file policy/seed<k>.safetensors). Give a run folder or a file.")
+    returns = _last_returns(run / "policy" / "returns.json")
+    return max(files, key=lambda file: returns.get(file.stem.removeprefix("seed"), -np.inf))
+
+
+def _last_returns(path: Path) -> dict[str, float]:
+    if not path.exists():
+        return {}
+    try:
+        return {str(seed): float(value) for seed, value in json.loads(path.read_text()).items()}
+    except (OSError, ValueError, TypeError, AttributeError) as problem:
+        raise UserError(f"{path} is damaged ({problem}): name one of the policy files beside it.") from problem

@@ -1,0 +1,116 @@
+"""Transitions that were recorded before, for people who cannot start with random steps."""
+
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from doublehorizon.acting.env_runner import Batch
+from doublehorizon.envs.make import EnvSpec
+from doublehorizon.envs.spaces import flat_observation
+from doublehorizon.errors import UserError
+from doublehorizon.scaling import to_unit
+
+Source = str | Path | Mapping[str, Any]
+"""An `.npz` file, `minari:DATASET`, or arrays by name."""
+
+_NAMES = {
+    "obs": ("obs", "observations"),
+    "act": ("act", "actions"),
+    "reward": ("reward", "rewards"),
+    "next_obs": ("next_obs", "next_observations"),
+    "terminated": ("terminated", "terminals", "terminations"),
+}
+_FEWEST = 100  # rows, of which every fifth is held out for validation
+
+
+def load_transitions(source: Source, spec: EnvSpec, group_size: int) -> Batch:
+    """The source's transitions, flat and with actions in [-1, 1], as many as fill whole groups of `group_size`."""
+    name = source if isinstance(source, str | Path) else "data"
+    batch = _read(source)
+    batch = {key: np.asarray(value, np.float32) for key, value in batch.items()}
+    recorded = len(np.atleast_1d(batch["reward"]))
+    num_rows = recorded // group_size * group_size
+    if num_rows < _FEWEST:
+        raise UserError(f"{name} has {recorded} transitions, but at least {_FEWEST} are needed.")
+    sizes = {"obs": spec.obs_size, "act": spec.act_size, "next_obs": spec.obs_size}
+    for key, value in batch.items():
+        shape = (recorded, sizes[key]) if key in sizes else (recorded,)
+        if value.shape[:1] != shape[:1] or value.size != np.prod(shape):
+            raise UserError(f"{name} has {key} of the shape {value.shape}, but {spec.name} needs {shape}.")
+        batch[key] = value = value.reshape(shape)[:num_rows]
+        if not np.isfinite(value).all():
+            row = int(np.argwhere(~np.isfinite(value.reshape(num_rows, -1)).all(axis=1))[0, 0])
+            raise UserError(f"{name} has values of {key} that are not finite, the first in row {row}.")
+    low, high = np.asarray(spec.action_low, np.float32), np.asarray(spec.action_high, np.float32)
+    act = to_unit(batch["act"], low, high)
+    if np.abs(act).max() > 1.001:
+        raise UserError(
+            f"{name} has actions from {batch['act'].min():.4g} to {batch['act'].max():.4g}, beyond the bounds of "
+            f"{spec.name} ({low.min():.4g} to {high.max():.4g}). Actions must be in the environment's own units."
+        )
+    if not np.isin(batch["terminated"], (0.0, 1.0)).all():
+        raise UserError(f"{name} has values of terminated other than 0 and 1.")
+    return batch | {"act": np.clip(act, -1.0, 1.0)}
+
+
+def _read(source: Source) -> dict[str, Any]:
+    """Arrays by our names."""
+    if isinstance(source, str) and source.startswith("minari:"):
+        return _from_minari(source.removeprefix("minari:"))
+    if isinstance(source, str | Path):
+        try:
+            with np.load(source, allow_pickle=False) as file:
+                found: Mapping[str, Any] = dict(file)
+        except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as problem:
+            raise UserError(f"{source} cannot be read as an .npz file of transitions: {problem}.") from problem
+    else:
+        found = source
+    batch = {}
+    for ours, names in _NAMES.items():
+        present = [name for name in names if name in found]
+        if not present:
+            raise UserError(
+                f"{'the data' if isinstance(source, Mapping) else source} has no array {' or '.join(names)}; it has "
+                f"{', '.join(sorted(found)) or 'none'}. Needed are obs, act, reward, next_obs and terminated."
+            )
+        batch[ours] = found[present[0]]
+    return batch
+
+
+def _from_minari(dataset_id: str) -> dict[str, Any]:
+    try:
+        import minari  # type: ignore[import-not-found]
+    except ImportError as problem:
+        raise UserError(
+            "reading a Minari dataset needs the package minari: pip install 'doublehorizon[minari]'."
+        ) from problem
+    try:
+        dataset = minari.load_dataset(dataset_id)
+    except Exception as problem:  # Minari raises what its storage raises
+        raise UserError(
+            f"there is no Minari dataset {dataset_id!r} here: {problem}. Fetch it with minari download {dataset_id}."
+        ) from problem
+    space = dataset.observation_space
+    parts: dict[str, list[Any]] = {name: [] for name in _NAMES}
+    for episode in dataset.iterate_episodes():
+        flat = np.stack([flat_observation(space, obs) for obs in _unstacked(space, episode.observations)])
+        parts["obs"].append(flat[:-1])
+        parts["next_obs"].append(flat[1:])
+        parts["act"].append(np.asarray(episode.actions).reshape(len(flat) - 1, -1))
+        parts["reward"].append(episode.rewards)
+        parts["terminated"].append(episode.terminations)
+    return {name: np.concatenate(arrays) for name, arrays in parts.items()}
+
+
+def _unstacked(space: Any, stacked: Any) -> list[Any]:
+    """An episode's observations one by one: Minari stacks the leaves of dicts and tuples."""
+    if isinstance(space, spaces.Dict):
+        columns = {name: _unstacked(part, stacked[name]) for name, part in space.spaces.items()}
+        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    if isinstance(space, spaces.Tuple):
+        return list(zip(*(_unstacked(part, one) for part, one in zip(space.spaces, stacked, strict=True)), strict=True))
+    return list(stacked)

@@ -1,0 +1,337 @@
+"""Processes that collect experience and evaluate policies, with NumPy and the simulator alone.
+
+A worker is started as `python -m doublehorizon.acting.workers` and never imports JAX. It serves several seeds, each
+with its own environment and generators, so a seed's experience does not depend on how many workers there are.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections import deque
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from multiprocessing.connection import Connection, Pipe, wait
+from typing import Any, TextIO
+
+import cloudpickle
+import numpy as np
+
+from doublehorizon.acting.env_runner import Batch, Collected, Episode, RunnerGroup, RunnerId, Watchdog, WorkerSpec
+from doublehorizon.acting.policy import NumpyPolicy
+from doublehorizon.errors import RunError, UserError
+from doublehorizon.signals import when_orphaned
+
+_MOST_RESTARTS = 3
+
+
+class WorkerPool:
+    """Collecting and evaluating workers for all seeds of a run. Use it as a context manager.
+
+    An environment object (rather than a way to make one) cannot be sent to another process: give a spec whose
+    `make_env` returns it and `in_process=True`, for one seed; an evaluation then ends the episode that was being
+    collected. `episodes` are those that were running when an earlier pool was closed: they go on.
+    """
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        seeds: list[int],
+        num_envs: int = 1,
+        in_process: bool = False,
+        episodes: dict[RunnerId, Episode] | None = None,
+    ):
+        self.seeds, self.notes, self._in_process = seeds, [], in_process
+        self.episodes = dict(episodes or {})
+        """The episodes that are running between two calls of `collect`."""
+        # workers only step; a user's rule may hold on to anything
+        spec = replace(spec, spec=replace(spec.spec, terminates=None))
+        self._runner_ids = [(seed, env_index) for seed in seeds for env_index in range(num_envs)]
+        self._collectors: list[_LocalWorker] | list[_RemoteWorker]
+        self._evaluators: list[_LocalWorker] | list[_RemoteWorker]
+        if in_process:
+            runners = RunnerGroup(spec)
+            self._collectors = [_LocalWorker(runners, self._runner_ids)]
+            self._evaluators = [_LocalWorker(runners, self._runner_ids)]
+        else:
+            self._collectors, self._evaluators = [], []
+            with ExitStack() as on_failure:  # whatever was started is closed again if the next one cannot be
+                on_failure.callback(self.close)
+                self._start_workers(spec, self._collectors, self._evaluators)
+                on_failure.pop_all()
+        self._queues: list[deque[tuple[int, dict[RunnerId, tuple]]]] = [deque() for _ in self._evaluators]
+
+    def _start_workers(self, spec: WorkerSpec, collectors: list, evaluators: list) -> None:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        testers = [(seed, 0) for seed in self.seeds]
+        pickled = _pickled(spec)
+        for group, ids, most in ((collectors, self._runner_ids, cores), (evaluators, testers, max(1, cores // 2))):
+            size = min(len(ids), most)
+            for i in range(size):
+                group.append(_RemoteWorker(ids[i::size], spec, pickled, self.notes))
+        for worker in (*collectors, *evaluators):  # all have been started: they start side by side
+            worker.send_spec()
+
+    def collect(self, policies: list[NumpyPolicy] | None, num_steps: int, step: int = 0) -> Batch:
+        """`num_steps` steps of every seed, `[seed, step, ...]`, from all of its environments together; by the seed
+        policy or uniform actions where there are no policies yet. `step` is the run's."""
+        by_seed = dict(zip(self.seeds, policies or [None] * len(self.seeds), strict=True))
+        num_envs = len(self._runner_ids) // len(self.seeds)
+        shares = [num_steps // num_envs + (env_index < num_steps % num_envs) for env_index in range(num_envs)]
+        found: dict[RunnerId, Collected] = self.call(
+            "collect", {at: (step, by_seed[at[0]], shares[at[1]], self.episodes.get(at)) for at in self._runner_ids}
+        )
+        self.episodes = {at: part.episode for at, part in found.items() if part.episode is not None}
+        for seed in dict.fromkeys(seed for (seed, _), part in found.items() if not part.exact):
+            self.notes.append(
+                f"seed {seed}: the environment does not repeat itself, so its running episode was given up and a new "
+                "one begun; the run is not exactly what it would have been"
+            )
+
+        def joined(seed: int, name: str) -> np.ndarray:
+            return np.concatenate([found[seed, env_index].batch[name] for env_index in range(num_envs)])
+
+        names = found[self._runner_ids[0]].batch
+        return {name: np.stack([joined(seed, name) for seed in self.seeds]) for name in names}
+
+    def start_evaluation(self, policies: list[NumpyPolicy] | None, step: int, num_episodes: int) -> None:
+        """Queues test episodes of every seed; `finished_evaluations` brings the results."""
+        by_seed = dict(zip(self.seeds, policies or [None] * len(self.seeds), strict=True))
+        for worker, queue in zip(self._evaluators, self._queues, strict=True):
+            queue.append((step, {at: (step, by_seed[at[0]], num_episodes) for at in worker.runner_ids}))
+            if len(queue) == 1:
+                worker.send("evaluate", queue[0][1])
+        if self._in_process:
+            self.episodes = {}
+
+    def finished_evaluations(self, block: bool = False) -> list[tuple[int, int, float]]:
+        """(step, seed, mean return) of each evaluation that is done; with `block`, of all that were started."""
+        done = []
+        for worker, queue in zip(self._evaluators, self._queues, strict=True):
+            while queue and (block or worker.ready()):
+                step, _ = queue.popleft()
+                done += [(step, seed, value) for (seed, _), value in worker.receive().items()]
+                if queue:  # a busy worker does not read its pipe, so it is sent one job at a time
+                    worker.send("evaluate", queue[0][1])
+        return done
+
+    def call(self, method: str, arguments: dict[RunnerId, tuple]) -> dict[RunnerId, Any]:
+        """Calls a method of some collecting runners side by side, each with its own arguments; what they return."""
+        shares = [(w, {at: arguments[at] for at in w.runner_ids if at in arguments}) for w in self._collectors]
+        busy = [(worker, share) for worker, share in shares if share]
+        for worker, share in busy:
+            worker.send(method, share)
+        found: dict[RunnerId, Any] = {}
+        for worker, _ in busy:
+            found |= worker.receive()
+        return found
+
+    def pop_notes(self) -> list[str]:
+        """What the user should know of, since the last call."""
+        notes = list(self.notes)
+        self.notes.clear()
+        return notes
+
+    def close(self) -> None:
+        """Ends the workers; those that do not leave by themselves within seconds are killed."""
+        workers = (*self._collectors, *self._evaluators)
+        for worker in workers:
+            worker.hang_up()
+        deadline = time.monotonic() + 5.0
+        for worker in workers:
+            worker.wait_for_end(deadline)
+
+    def __enter__(self) -> "WorkerPool":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _LocalWorker:
+    """A worker without a process: the environment stays where the user made it."""
+
+    def __init__(self, runners: RunnerGroup, runner_ids: list[RunnerId]):
+        self.runner_ids = runner_ids
+        self._runners = runners
+        self._replies: list[dict[RunnerId, Any]] = []
+
+    def send(self, method: str, arguments: dict[RunnerId, tuple]) -> None:
+        self._replies.append(self._runners.call(method, arguments))
+
+    def ready(self) -> bool:
+        return bool(self._replies)
+
+    def receive(self) -> dict[RunnerId, Any]:
+        return self._replies.pop(0)
+
+    def hang_up(self) -> None:
+        self._replies.clear()
+
+    def wait_for_end(self, deadline: float) -> None:
+        """There is no process to wait for."""
+
+
+class _RemoteWorker:
+    """A worker process and the pipe to it. If the process dies, another takes over its job from the beginning; what a
+    runner does depends on its arguments alone, so nothing else is lost. It is replaced a few times in a row at most."""
+
+    def __init__(self, runner_ids: list[RunnerId], spec: WorkerSpec, pickled: bytes, notes: list[str]):
+        self.runner_ids, self._name, self._timeout = runner_ids, spec.spec.name, spec.step_timeout
+        self._pickled, self._notes = pickled, notes
+        self._job: tuple[str, dict[RunnerId, tuple]] | None = None
+        self._reply: tuple[str, Any] | None = None
+        self._restarts = 0
+        self._start()
+
+    def _start(self) -> None:
+        self._pipe, theirs = Pipe()
+        # where a worker that is stuck says so; it has a name for those systems that need one
+        self._log = tempfile.NamedTemporaryFile("w+", prefix="doublehorizon-worker-")  # noqa: SIM115
+        arguments = [str(theirs.fileno()), str(os.getpid()), self._log.name]
+        one_thread = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
+        self._process = subprocess.Popen(
+            # -P: what lies in the working directory is not imported unless the run itself does so
+            [sys.executable, "-P", "-m", "doublehorizon.acting.workers", *arguments],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=2,  # what an environment prints must not mix with a command's own output
+            env=os.environ | one_thread | {"PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)},
+        )
+        theirs.close()
+
+    def send_spec(self) -> None:
+        """Sends the process what it is to work with; this may wait until it has started."""
+        try:
+            self._pipe.send_bytes(self._pickled)
+        except OSError:
+            self._replace()
+
+    def send(self, method: str, arguments: dict[RunnerId, tuple]) -> None:
+        self._job = (method, arguments)
+        try:
+            self._pipe.send(self._job)
+        except OSError:
+            self._replace()
+
+    def ready(self) -> bool:
+        """Whether the reply is there. A process that died is replaced, but its successor is not waited for."""
+        if self._reply is None and wait([self._pipe], timeout=0):
+            self._read()
+        return self._reply is not None
+
+    def receive(self) -> dict[RunnerId, Any]:
+        """The reply, once it is there; what the worker raised is raised here."""
+        while self._reply is None:
+            self._read()
+        (kind, value), self._reply = self._reply, None
+        if kind == "mistake":
+            raise UserError(value)
+        if kind == "failure":
+            raise RunError(value)
+        self._job, self._restarts = None, 0
+        return value
+
+    def _read(self) -> None:
+        try:
+            self._reply = self._pipe.recv()
+        except (EOFError, OSError):
+            self._replace()
+
+    def hang_up(self) -> None:
+        self._pipe.close()  # the worker reads the end of its pipe and leaves
+
+    def wait_for_end(self, deadline: float) -> None:
+        """Waits until the deadline for the process to leave by itself."""
+        try:
+            self._process.wait(timeout=max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._log.close()
+
+    def _replace(self) -> None:
+        """Another process for one that died, which begins its job anew; too many in a row are a `RunError`."""
+        problem = self._crash_report()
+        if self._restarts == _MOST_RESTARTS:
+            raise RunError(f"{problem} It was restarted {_MOST_RESTARTS} times before.")
+        self._restarts += 1
+        self._notes.append(f"{problem} It is restarted and does its work again.")
+        self.hang_up()
+        self.wait_for_end(time.monotonic())
+        self._start()
+        try:
+            self._pipe.send_bytes(self._pickled)
+            if self._job is not None:
+                self._pipe.send(self._job)
+        except OSError:
+            self._replace()
+
+    def _crash_report(self) -> str:
+        """What is known of a process that died. One that was stuck would be again: that is a `RunError`."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=2)  # so that its status is known
+        self._log.seek(0)
+        at, _, stuck = self._log.read().partition("\n")
+        seed, step = at.split() if at else (self.runner_ids[0][0], "0")
+        if stuck:
+            raise RunError(
+                f"{self._name} did not come back within {self._timeout:g} s (seed {seed}, about step {step}). It was "
+                f"stuck here:\n{stuck}If it needs longer, raise loop.step_timeout."
+            )
+        status = self._process.poll()
+        how = f"killed by signal {-status}" if status is not None and status < 0 else f"status {status}"
+        seeds = ", ".join(str(seed) for seed in dict.fromkeys(seed for seed, _ in self.runner_ids))
+        return f"the worker process of {self._name} died ({how}; seed(s) {seeds}, about step {step})."
+
+
+def _pickled(spec: WorkerSpec) -> bytes:
+    try:
+        return cloudpickle.dumps(spec)
+    except Exception as problem:  # whatever a user's object raises when it is pickled
+        raise UserError(
+            f"the function that makes {spec.spec.name}, or the policy for its random steps, cannot be sent to worker "
+            f"processes: {problem!r}. Let it build the environment from plain values, or pass an environment object "
+            "for one seed."
+        ) from problem
+
+
+def serve(pipe: Connection, log: TextIO) -> None:
+    """The worker's life: answers calls until the pipe closes."""
+    spec = cloudpickle.loads(pipe.recv_bytes())
+    runners = RunnerGroup(spec, Watchdog(spec.step_timeout, log))
+    try:
+        _answer_calls(pipe, runners)
+    finally:
+        runners.close()
+
+
+def _answer_calls(pipe: Connection, runners: RunnerGroup) -> None:
+    while True:
+        try:
+            method, arguments = pipe.recv()
+        except (EOFError, OSError):
+            return
+        try:
+            reply = ("answer", runners.call(method, arguments))
+        except UserError as problem:
+            reply = ("mistake", str(problem))
+        except RunError as problem:
+            reply = ("failure", str(problem))
+        except Exception:
+            reply = ("failure", traceback.format_exc())
+        try:
+            pipe.send(reply)
+        except OSError:
+            return
+
+
+if __name__ == "__main__":
+    import signal
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    when_orphaned(int(sys.argv[2]), lambda: os._exit(1))  # even in the middle of a long episode
+    with open(sys.argv[3], "w") as log:
+        serve(Connection(int(sys.argv[1])), log)

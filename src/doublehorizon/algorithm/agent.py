@@ -1,0 +1,260 @@
+"""The algorithm, on one page (the paper's Algorithm 1, one iteration of it).
+
+    collect L steps with the policy             workers, NumPy (`training/train.py`)
+    replay <- those steps                       `store`
+    fit the model                               `fit_model`
+    critics alone for L/4 updates, then
+    L/20 rounds of: DR, 20 joint updates        `improve_policy`
+
+Its relatives have other horizons: without DR updates start from the replay (SVG), without TR they learn from single
+steps, imagined (MBPO) or, without a model, real (SAC).
+
+Each of the three is one compiled program over all seeds; nothing crosses between host and device inside them.
+"""
+
+from collections.abc import Callable
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
+
+from doublehorizon.algorithm import fit as fits
+from doublehorizon.algorithm import model_buffer
+from doublehorizon.algorithm import replay as replays
+from doublehorizon.algorithm.actor_critic import ActorCritic, untrained_actor_critic
+from doublehorizon.algorithm.devices import over_seeds, program
+from doublehorizon.algorithm.dynamics import WorldModel, raw_target
+from doublehorizon.algorithm.ensemble import ensemble
+from doublehorizon.algorithm.model_buffer import ModelBuffer
+from doublehorizon.algorithm.networks import Dynamics
+from doublehorizon.algorithm.normalizer import fit_normalizer, identity
+from doublehorizon.algorithm.replay import Replay
+from doublehorizon.algorithm.rollouts import distribution_rollout, draw_noise
+from doublehorizon.algorithm.start_states import StartStates, empty_model_buffer, kept_rows, start_states
+from doublehorizon.algorithm.termination_model import fit_termination_model, untrained_termination_model
+from doublehorizon.algorithm.types import Budget, Task, Transition
+from doublehorizon.algorithm.updates import (
+    Metrics,
+    OptStates,
+    UpdateContext,
+    UpdateInputs,
+    actor_gradient_norm,
+    critic_only_update,
+    draw_inputs,
+    fresh_opt_states,
+    joint_update,
+)
+from doublehorizon.config import Config, max_epochs, patience
+
+
+class AgentState(eqx.Module):
+    """Everything that learning changes, but for the replay."""
+
+    world: WorldModel
+    actor_critic: ActorCritic
+    opt_states: OptStates | None
+    """Adam's states, if they last for more than an iteration."""
+    model_buffer: ModelBuffer | None
+    """What distribution rollouts have brought; None where there are none."""
+    key: Key[Array, "*seed"]
+
+
+def initial_state(config: Config, task: Task, seed: Int[Array, ""]) -> AgentState:
+    """An untrained agent. It depends on its own seed only, however many others are trained beside it."""
+    key, key_model, key_critic, key_actor, key_termination = jr.split(jr.key(seed), 5)
+    sizes = (task.obs_size, task.act_size)
+    actor_critic = untrained_actor_critic(config, task, key_actor, key_critic)
+    learns_ends = task.learns_termination and config.has_model
+    return AgentState(
+        world=WorldModel(
+            ensemble(lambda k: Dynamics(config.model, *sizes, k), config.model.members, key_model),
+            identity(task.obs_size),
+            identity(1 + task.obs_size),
+            untrained_termination_model(config.terminator, *sizes, key_termination) if learns_ends else None,
+        ),
+        actor_critic=actor_critic,
+        opt_states=fresh_opt_states(config, actor_critic) if config.policy.keep_moments else None,
+        model_buffer=empty_model_buffer(config, task),
+        key=key,
+    )
+
+
+def learn_termination(config: Config, task: Task, state: AgentState) -> AgentState:
+    """The same agent, from now on learning when episodes end. All seeds: arrays have a leading seed axis."""
+    if not config.has_model:  # what really ended is all that it learns from
+        return state
+
+    def untrained(keys: Key[Array, " seed"]) -> tuple:
+        keys, keys_termination = _split(keys)
+        make = lambda key: untrained_termination_model(config.terminator, task.obs_size, task.act_size, key)  # noqa: E731
+        return keys, jax.vmap(make)(keys_termination)
+
+    keys, model = eqx.filter_jit(lambda keys: over_seeds(untrained, keys))(state.key)
+    is_none = lambda x: x is None  # noqa: E731
+    return eqx.tree_at(lambda s: (s.key, s.world.termination_model), state, (keys, model), is_leaf=is_none)
+
+
+def with_fresh_keys(state: AgentState) -> AgentState:
+    """The same agent with other keys, for another try at an iteration. All seeds. The fourth key of a split is one that
+    `fit_model`, which takes three, leaves unused."""
+    return eqx.tree_at(lambda s: s.key, state, _split(state.key, 4)[3])
+
+
+def iteration_budget(config: Config, task: Task, num_rows: int, steps: int, first: bool) -> Budget:
+    """How much an iteration of `steps` steps works, with `num_rows` transitions stored; the first works more."""
+    factor = config.fit.first_effort if first else 1.0
+    num_training = replays.num_training(num_rows, config.fit.held_out_every)
+    batches = min(config.fit.batches_per_epoch, max(1, num_training // config.fit.batch_size))
+    rounds = round(factor * steps * config.policy.updates_per_step / config.policy.refresh_every)
+    epochs = max_epochs(config, task.obs_size, factor)
+    if config.fit.batches_factor is not None:
+        epochs = min(epochs, round(config.fit.batches_factor * epochs / batches))
+    return Budget(
+        num_rows=num_rows,
+        fit_batches=batches,
+        patience=patience(config, task.obs_size, factor),
+        max_epochs=epochs,
+        termination_batches=round(factor * config.terminator.batches),
+        num_rounds=max(1, rounds),
+    )
+
+
+# -- the three programs: arrays have a leading seed axis ---------------------------------------------------
+
+
+@program(donate="all-except-first")
+def store(inputs: tuple[Transition, AgentState], replay: Replay) -> tuple[Replay, AgentState]:
+    """Adds each seed's new transitions to its replay, whose memory is reused; states are never changed in place, so
+    that a run can go back to an earlier one."""
+    rows, state = inputs
+
+    def add(replay: Replay, state: AgentState, rows: Transition) -> tuple[Replay, AgentState]:
+        key, key_store = _split(state.key)
+        return jax.vmap(replays.add)(replay, rows, key_store), eqx.tree_at(lambda s: s.key, state, key)
+
+    return over_seeds(add, replay, state, rows)
+
+
+@program(donate="none")
+def fit_model(config: Config, budget: Budget, replay: Replay, state: AgentState) -> tuple[AgentState, dict[str, Array]]:
+    """Takes fresh statistics of the replay, then fits every seed's model, if there is one, to it."""
+
+    def fit(replay: Replay, state: AgentState) -> tuple[AgentState, dict[str, Array]]:
+        key, key_fit, key_termination = _split(state.key, 3)
+        world = jax.vmap(lambda w, r: _with_statistics(w, r, budget.num_rows))(state.world, replay)
+        metrics: dict[str, Array] = {}
+        if config.has_model:
+            world, metrics = fits.fit(config, budget, replay, world, key_fit)
+        if world.termination_model is not None:
+            fit_ends = jax.vmap(lambda *seed: fit_termination_model(config.terminator, budget, *seed))
+            model, calibration = fit_ends(world.termination_model, world.obs_normalizer, replay, key_termination)
+            world, metrics = eqx.tree_at(lambda w: w.termination_model, world, model), metrics | calibration
+        return eqx.tree_at(lambda s: (s.world, s.key), state, (world, key)), metrics
+
+    with jax.default_matmul_precision(config.precision):
+        return over_seeds(fit, replay, state)
+
+
+@program(donate="none")
+def improve_policy(
+    config: Config, task: Task, steps: int, budget: Budget, replay: Replay, state: AgentState
+) -> tuple[AgentState, Metrics]:
+    """Optimises every seed's policy inside its model."""
+    improve = jax.vmap(lambda state, replay: _improve_policy(config, task, steps, budget, replay, state))
+    with jax.default_matmul_precision(config.precision):
+        return over_seeds(improve, state, replay)
+
+
+# -- for one seed ------------------------------------------------------------------------------------------
+
+
+def _improve_policy(
+    config: Config, task: Task, steps: int, budget: Budget, replay: Replay, state: AgentState
+) -> tuple[AgentState, Metrics]:
+    """Critics alone at first, as the model under them has just changed; then rounds of DR and joint updates. The
+    metrics are means over the last round."""
+    key, key_first, key_critics, key_rounds = jr.split(state.key, 4)
+    context = UpdateContext(config, task, state.world.in_storage_dtype())
+    num_rows = jnp.asarray(budget.num_rows)
+
+    buffer = state.model_buffer
+    if buffer is not None and config.policy.clear_each_iteration:
+        buffer = model_buffer.cleared(buffer)
+    buffer = refresh(context, num_rows, replay, state.actor_critic, buffer, key_first)
+    starts = start_states(config, num_rows, replay, buffer)
+    num_critic_updates = round(steps * config.policy.critic_only_share)
+    learner = (state.actor_critic, state.opt_states or fresh_opt_states(config, state.actor_critic))
+    learner, _ = repeat(critic_only_update, num_critic_updates, context, starts, learner, key_critics)
+
+    def one_round(i, carry):
+        (actor_critic, opt_states), buffer, _ = carry
+        key_refresh, key_updates = jr.split(jr.fold_in(key_rounds, i))
+        buffer = refresh(context, num_rows, replay, actor_critic, buffer, key_refresh)
+        starts = start_states(config, num_rows, replay, buffer)
+        num_updates, learner = config.policy.refresh_every, (actor_critic, opt_states)
+        learner, metrics = repeat(joint_update, num_updates, context, starts, learner, key_updates)
+        metrics = {name: jnp.mean(value) for name, value in metrics.items()}
+        return learner, buffer, metrics | {"train/actor_gradient_norm": actor_gradient_norm(learner[1])}
+
+    shapes = jax.eval_shape(lambda: one_round(0, (learner, buffer, None))[-1])
+    no_metrics = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
+    carry = jax.lax.fori_loop(0, budget.num_rounds, one_round, (learner, buffer, no_metrics))
+    (actor_critic, opt_states), buffer, metrics = carry
+    kept = opt_states if config.policy.keep_moments else None
+    return AgentState(state.world, actor_critic, kept, buffer, key), metrics
+
+
+def refresh(
+    context: UpdateContext,
+    num_rows: Int[Array, ""],
+    replay: Replay,
+    actor_critic: ActorCritic,
+    buffer: ModelBuffer | None,
+    key: PRNGKeyArray,
+) -> ModelBuffer | None:
+    """A distribution rollout from states of the replay into the model buffer, if there is one."""
+    if buffer is None:
+        return None
+    key_starts, key_noise = jr.split(key)
+    config, task = context.config, context.task
+    horizon, batch = config.horizons.distribution, config.distribution_rows
+    starts = replay.rows.obs[jr.randint(key_starts, (horizon + 1, batch), 0, num_rows)]
+    noise = draw_noise(task, horizon, batch, key_noise)
+    steps, last = distribution_rollout(task, context.world, actor_critic.actor, starts, noise)
+    return model_buffer.push(buffer, kept_rows(config, steps, last))
+
+
+def repeat(
+    update: Callable[[UpdateContext, ActorCritic, OptStates, UpdateInputs], tuple[ActorCritic, OptStates, Metrics]],
+    count: int,
+    context: UpdateContext,
+    starts: StartStates,
+    learner: tuple[ActorCritic, OptStates],
+    key: PRNGKeyArray,
+) -> tuple[tuple[ActorCritic, OptStates], dict[str, Float[Array, " count"]]]:
+    """`count` updates one after the other, all from the same start states."""
+
+    def body(learner, inputs):
+        actor_critic, opt_states, metrics = update(context, learner[0], learner[1], inputs)
+        return (actor_critic, opt_states), metrics
+
+    inputs = jax.vmap(lambda key: draw_inputs(context, starts, key))(jr.split(key, count))
+    return jax.lax.scan(body, learner, inputs)
+
+
+def _with_statistics(world: WorldModel, replay: Replay, num_rows: int | Int[Array, ""]) -> WorldModel:
+    """The model with means and scales of the stored rows."""
+    rows = replay.rows
+    return WorldModel(
+        world.members,
+        fit_normalizer(rows.obs, num_rows),
+        fit_normalizer(raw_target(rows.obs, rows.reward, rows.next_obs), num_rows),
+        world.termination_model,
+    )
+
+
+def _split(keys: Key[Array, " seed"], count: int = 2) -> list[Key[Array, " seed"]]:
+    """Splits every seed's key."""
+    return list(jnp.unstack(jax.vmap(lambda key: jr.split(key, count))(keys), axis=1))

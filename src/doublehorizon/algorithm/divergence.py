@@ -1,0 +1,98 @@
+"""Recognises a seed that has diverged: numbers that are no longer finite, or have left all bounds."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from doublehorizon.algorithm.agent import AgentState
+from doublehorizon.algorithm.devices import fetch, over_seeds, program
+from doublehorizon.algorithm.model_buffer import ModelBuffer
+from doublehorizon.algorithm.replay import Replay
+from doublehorizon.algorithm.start_states import stored_steps
+
+_MOST_PARAMETER = 1e6  # weights of a healthy network are below a hundred
+_MOST_TIMES_REAL = 1e4  # an imagined world may be wrong, but not by this factor
+_SMALLEST_RANGE = 1e-4  # of an observation that never changes, as in normalizer.py
+
+
+class Signs(NamedTuple):
+    """What is looked at, per seed; each is NaN if any number behind it is."""
+
+    parameter: Float[Array, "*seed"]
+    """The largest parameter of all networks."""
+    observation: Float[Array, "*seed"]
+    """How far imagined observations lie from the mean, by the farthest real one."""
+    value: Float[Array, "*seed"]
+    """The largest imagined reward per step, by the largest real one."""
+
+
+_MEANINGS = (
+    ("the largest parameter is {}", _MOST_PARAMETER),
+    ("imagined observations are up to {} times as far from the mean as real ones", _MOST_TIMES_REAL),
+    ("imagined rewards are up to {} times as large as real ones", _MOST_TIMES_REAL),
+)
+
+
+def signs_of_divergence(
+    discount: float, num_rows: int, replay: Replay, state: AgentState, metrics: dict[str, np.ndarray]
+) -> list[str]:
+    """One line per seed: what shows that it has diverged, or nothing."""
+    found = fetch(measure(discount, jnp.asarray(num_rows, jnp.int32), replay, state))
+    lines = []
+    for k in range(len(found.parameter)):
+        # written so that what is not a number is a sign too
+        signs = [
+            meaning.format(f"{value[k]:.3g}")
+            for (meaning, most), value in zip(_MEANINGS, found, strict=True)
+            if not value[k] <= most
+        ]
+        signs += [
+            f"{name} is {value[k]:.3g}"
+            for name, value in sorted(metrics.items())
+            if not name.startswith("termination/") and not np.isfinite(value[k])  # there may have been no end at all
+        ]
+        lines.append("; ".join(signs))
+    return lines
+
+
+@program(donate="none")
+def measure(discount: float, num_rows: Int[Array, ""], replay: Replay, state: AgentState) -> Signs:
+    """The signs of every seed. Arrays have a leading seed axis."""
+    return over_seeds(jax.vmap(lambda *seed: _signs(discount, num_rows, *seed)), replay, state)
+
+
+def _signs(discount: float, num_rows: Int[Array, ""], replay: Replay, state: AgentState) -> Signs:
+    actor_critic, bounds = state.actor_critic, state.actor_critic.bounds
+    ends = None if state.world.termination_model is None else state.world.termination_model.members
+    networks = (state.world.members, ends, actor_critic.actor, actor_critic.critics, actor_critic.target_critics)
+    parameters = jax.tree.leaves((networks, actor_critic.log_temperature))
+    mean, used = state.world.obs_normalizer.mean[None], jnp.arange(replay.rows.reward.shape[0]) < num_rows
+    real = jnp.max(jnp.where(used[:, None], jnp.abs(replay.rows.obs - mean), 0.0), axis=0)
+    imagined = jnp.zeros_like(real) if state.model_buffer is None else _farthest(state.model_buffer, mean)
+    reward = jnp.max(jnp.where(used, jnp.abs(replay.rows.reward), 0.0))
+    return Signs(
+        parameter=jnp.max(jnp.stack([jnp.max(jnp.abs(x)) for x in parameters if x.size > 0])),
+        observation=jnp.max(imagined / jnp.maximum(real, _SMALLEST_RANGE)),
+        value=jnp.maximum(jnp.abs(bounds.low), jnp.abs(bounds.high)) * (1.0 - discount) / jnp.maximum(reward, 1.0),
+    )
+
+
+def _farthest(buffer: ModelBuffer, mean: Float[Array, "1 obs"]) -> Float[Array, " obs"]:
+    """How far from the mean imagined observations lie: states that were visited, or where stored steps led."""
+    steps = stored_steps(buffer.rows)
+    obs = buffer.rows.obs if steps is None else steps.next_obs
+    visited = jnp.arange(obs.shape[0]) < buffer.size
+    return jnp.max(jnp.where(visited[:, None], jnp.abs(obs - mean), 0.0), axis=0)
+
+
+@program(donate="none")
+def select_seeds(flags: Bool[Array, " seed"], first: AgentState, second: AgentState) -> AgentState:
+    """Each seed's state from the first record where its flag is set, else from the second."""
+
+    def one_seed(flag: Bool[Array, ""], first: AgentState, second: AgentState) -> AgentState:
+        return jax.tree.map(lambda x, y: jnp.where(flag, x, y), first, second)
+
+    return over_seeds(jax.vmap(one_seed), flags, first, second)

@@ -1,0 +1,129 @@
+"""Learns which steps end an episode, where no rule is known.
+
+A small ensemble of its own, beside the dynamics model and outside its early-stopping score. Steps that end an episode
+are rare, one in hundreds, so half of every minibatch is drawn from them; the odds are put right again afterwards.
+"""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import optax
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from doublehorizon.algorithm import replay as replays
+from doublehorizon.algorithm.ensemble import ensemble
+from doublehorizon.algorithm.networks import Classifier
+from doublehorizon.algorithm.normalizer import Normalizer
+from doublehorizon.algorithm.replay import Replay
+from doublehorizon.algorithm.types import Budget
+from doublehorizon.config import TerminatorConfig
+
+_CHECKED_ROWS = 16_384  # held-out rows, at most, on which precision and recall are counted
+
+
+class TerminationModel(eqx.Module):
+    """Classifiers (leading member axis) of steps that end their episode. Their logits are those of the minibatches, in
+    which ends are frequent; `log_odds` is what must be added, and minus infinity before the first end was seen."""
+
+    members: Classifier
+    log_odds: Float[Array, ""]
+
+    def probability(
+        self,
+        normalizer: Normalizer,
+        obs: Float[Array, "rows obs"],
+        act: Float[Array, "rows act"],
+        next_obs: Float[Array, "rows obs"],
+    ) -> Float[Array, " rows"]:
+        """That a step ends its episode: the members' mean."""
+        inputs = _inputs(normalizer, obs, act, next_obs)
+        logits = eqx.filter_vmap(lambda member: member(inputs))(self.members)
+        return jnp.mean(jax.nn.sigmoid(logits + self.log_odds), axis=0)
+
+
+def untrained_termination_model(
+    config: TerminatorConfig, obs_size: int, act_size: int, key: PRNGKeyArray
+) -> TerminationModel:
+    """Says of every step that it does not end the episode."""
+    members = ensemble(lambda key: Classifier(config, obs_size, act_size, key), config.members, key)
+    return TerminationModel(members, jnp.asarray(-jnp.inf, jnp.float32))
+
+
+def fit_termination_model(
+    config: TerminatorConfig,
+    budget: Budget,
+    model: TerminationModel,
+    normalizer: Normalizer,
+    replay: Replay,
+    key: PRNGKeyArray,
+) -> tuple[TerminationModel, dict[str, Float[Array, ""]]]:
+    """Trains the ensemble of one seed on its replay, for a fixed number of minibatches; without an end in it, nothing
+    changes. The key is consumed."""
+    num_rows = budget.num_rows
+    group_size = replay.rows.reward.shape[0] // replay.held_out.shape[0]
+    num_training = replays.num_training(num_rows, group_size)
+    which = jnp.arange(replays.num_training(replay.rows.reward.shape[0], group_size))
+    ended = replay.rows.terminated[replays.training_rows(replay, which)] * (which < num_training)
+    rank = jnp.cumsum(ended > 0)  # of each end among them, so that the k-th is found by bisection
+    num_ends = rank[-1]
+    optimizer = optax.adam(config.learning_rate)
+
+    def loss(members: Classifier, key: PRNGKeyArray) -> Float[Array, ""]:
+        """Each member sees its own rows: half of them ends, half drawn from all rows."""
+        key_ends, key_any = jr.split(key)
+        shape = (config.members, config.batch_size // 2)
+        ends = jnp.searchsorted(rank, 1 + jr.randint(key_ends, shape, 0, jnp.maximum(num_ends, 1)))
+        chosen = jnp.concatenate([ends, jr.randint(key_any, shape, 0, num_training)], axis=1)
+        rows, _ = replays.take(replay, replays.training_rows(replay, chosen.ravel()))
+        inputs = _inputs(normalizer, rows.obs, rows.act, rows.next_obs).reshape(*chosen.shape, -1)
+        logits = eqx.filter_vmap(lambda member, x: member(x))(members, inputs)
+        labels = rows.terminated.reshape(chosen.shape)
+        return jnp.sum(jnp.mean(optax.sigmoid_binary_cross_entropy(logits, labels), axis=1))
+
+    def minibatch(i: Int[Array, ""], carry: tuple) -> tuple:
+        members, opt_state = carry
+        updates, opt_state = optimizer.update(jax.grad(loss)(members, jr.fold_in(key, i)), opt_state)
+        members = eqx.apply_updates(members, updates)
+        return _shrink_input_weights(members, config.learning_rate * config.sparsity), opt_state
+
+    first = (model.members, optimizer.init(eqx.filter(model.members, eqx.is_array)))
+    members, _ = jax.lax.fori_loop(0, jnp.where(num_ends > 0, budget.termination_batches, 0), minibatch, first)
+    share = num_ends / num_training
+    # half of a minibatch are ends, and so is this share of the other half: its odds are (1 + share) / share times the
+    # true ones
+    fitted = TerminationModel(members, jnp.log(share) - jnp.log1p(share))
+    return fitted, _calibration(fitted, normalizer, replay, num_rows)
+
+
+def _shrink_input_weights(members: Classifier, by: float) -> Classifier:
+    """Soft thresholding (an L1 penalty): weights of the inputs move towards 0, and stay there until their gradient is
+    the stronger."""
+    weight = members.mlp.layers[0].weight
+    smaller = jnp.sign(weight) * jnp.maximum(jnp.abs(weight) - by, 0.0)
+    return eqx.tree_at(lambda m: m.mlp.layers[0].weight, members, smaller)
+
+
+def _calibration(
+    model: TerminationModel, normalizer: Normalizer, replay: Replay, num_rows: int | Int[Array, ""]
+) -> dict[str, Float[Array, ""]]:
+    """Precision and recall of predicted ends on the newest held-out steps. Not a number where there are none."""
+    num_groups = replay.held_out.shape[0]
+    group_size = replay.rows.reward.shape[0] // num_groups
+    newest_first = jnp.arange(min(_CHECKED_ROWS, num_groups))  # the newest are from where the policy goes now
+    which = (replay.position // group_size - 1 - newest_first) % num_groups
+    rows, _ = replays.take(replay, replays.validation_rows(replay, which))
+    counted = newest_first < num_rows // group_size
+    predicted = counted & (model.probability(normalizer, rows.obs, rows.act, rows.next_obs) > 0.5)
+    ended = counted & (rows.terminated > 0)
+    both = jnp.sum(predicted & ended)
+    return {"termination/precision": both / jnp.sum(predicted), "termination/recall": both / jnp.sum(ended)}
+
+
+def _inputs(
+    normalizer: Normalizer,
+    obs: Float[Array, "rows obs"],
+    act: Float[Array, "rows act"],
+    next_obs: Float[Array, "rows obs"],
+) -> Float[Array, "rows in"]:
+    return jnp.concatenate([normalizer.normalize(obs), act, normalizer.normalize(next_obs)], axis=-1)

@@ -1,0 +1,78 @@
+"""What `train` and `resume` share: a user's functions by name, trackers, and what is printed at the end."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from doublehorizon.envs.make import imported
+from doublehorizon.errors import RunError, UserError
+from doublehorizon.run.trackers import TensorBoard, Tracker, WandB
+from doublehorizon.signals import Stopped
+
+if TYPE_CHECKING:
+    from doublehorizon.api import DHMBPO
+
+
+def function(name: str | None, purpose: str) -> Callable | None:
+    """What `module:function` names."""
+    if name is not None and ":" not in name:
+        raise UserError(f"{name!r} names no function. Write module:function, one that {purpose}.")
+    return None if name is None else imported(name, purpose)
+
+
+def seed_policy(name: str | None) -> Any:
+    """A file, or module:function."""
+    if name is None or Path(name).exists() or ":" not in name:
+        return name
+    return function(name, "returns an action for an observation")
+
+
+def functions(termination_rule: str | None, reward: str | None, policy: str | None) -> dict[str, Any]:
+    """A user's own functions, as `DHMBPO` takes them."""
+    return {
+        "termination_rule": function(termination_rule, "says of next observations whether they end an episode"),
+        "reward": function(reward, "returns rewards"),
+        "seed_policy": seed_policy(policy),
+    }
+
+
+@contextmanager
+def with_resume_hint(model: "DHMBPO", folder: Path) -> Iterator[None]:
+    """A run that ends before its goal says where it stands and how it goes on."""
+    from doublehorizon.run.checkpoints import steps_kept  # imports JAX, which the model has done too
+
+    try:
+        yield
+    except (Stopped, RunError, UserError, OSError) as problem:
+        kept = steps_kept(folder) if model.run_folder == folder.resolve() else []
+        if kept:
+            problem.add_note(f"The run is saved up to step {kept[-1]}; go on with: doublehorizon resume {folder}")
+        raise
+
+
+@contextmanager
+def tracked(folder: Path, tensorboard: bool, wandb: bool) -> Iterator[list[Tracker]]:
+    """The trackers that were asked for, in the run folder."""
+    chosen: list[Tracker] = []
+    if tensorboard:
+        chosen.append(TensorBoard(folder / "tensorboard"))
+    if wandb:
+        chosen.append(WandB(folder, run=str(folder)))
+    try:
+        yield chosen
+    finally:
+        for tracker in chosen:
+            tracker.close()
+
+
+def report(returns: dict[int, float], folder: Path, as_json: bool) -> None:
+    """The result on stdout."""
+    if as_json:
+        print(json.dumps({"run": str(folder), "returns": returns}))
+        return
+    if returns:
+        mean = sum(returns.values()) / len(returns)
+        print(f"final test return: {mean:.5g} (mean of {len(returns)} seed(s))")
+    print(f"run folder: {folder}")

@@ -1,0 +1,49 @@
+"""A config as JSON and back, and with some values changed; what is not a config is reported in one line."""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any, get_args, get_origin, get_type_hints
+
+from doublehorizon.config import Config
+from doublehorizon.errors import UserError
+
+
+def to_json(config: Config) -> dict[str, Any]:
+    """Nested plain values, as they stand in a run's `config.json`."""
+    return json.loads(json.dumps(dataclasses.asdict(config)))
+
+
+def from_json(values: dict[str, Any]) -> Config:
+    """The inverse of `to_json`; unknown or ill-typed entries are a `UserError`."""
+    return _record(Config, values, "config")
+
+
+def changed(config: Config, values: Mapping[str, Any]) -> Config:
+    """The config with other values, by names such as `horizons.training`. All change at once, as they must agree."""
+    groups: dict[str, Any] = {}
+    for name, value in values.items():
+        group, _, inner = name.partition(".")
+        groups[group] = dataclasses.replace(groups.get(group, getattr(config, group)), **{inner: value})
+    return dataclasses.replace(config, **groups)
+
+
+def _record(kind: type, values: Any, path: str) -> Any:
+    if not isinstance(values, dict):
+        raise UserError(f"{path} is {values!r}, but it must be a group of named values.")
+    hints = get_type_hints(kind)
+    unknown = set(values) - set(hints)
+    if unknown:
+        raise UserError(f"{path} has no field {sorted(unknown)[0]!r}. Its fields are: {', '.join(hints)}.")
+    return kind(**{name: _value(hints[name], value, f"{path}.{name}") for name, value in values.items()})
+
+
+def _value(hint: Any, value: Any, path: str) -> Any:
+    """A value of JSON as the field's own type, where JSON has none of its own. `Config` itself checks the rest."""
+    if dataclasses.is_dataclass(hint):
+        return _record(hint, value, path)  # type: ignore[arg-type]
+    options = [option for option in get_args(hint) if option is not type(None)] or [hint]
+    if any(get_origin(option) is tuple for option in (hint, *options)) and isinstance(value, list):
+        return tuple(_value(float, number, path) for number in value)
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    return float(value) if float in options and is_number else value

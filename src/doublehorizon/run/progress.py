@@ -1,0 +1,272 @@
+"""A run in memory, as three records: what never changes, what a checkpoint holds, and the machinery."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from doublehorizon.acting.env_runner import Batch
+from doublehorizon.acting.policy import NumpyPolicy
+from doublehorizon.algorithm import agent
+from doublehorizon.algorithm import replay as replays
+from doublehorizon.algorithm.agent import AgentState
+from doublehorizon.algorithm.devices import Devices, find_devices, over_seeds
+from doublehorizon.algorithm.replay import Replay
+from doublehorizon.algorithm.types import Task, Transition
+from doublehorizon.config import Config, seed_iterations, steps_per_iteration, steps_per_turn
+from doublehorizon.envs.make import EnvSpec
+from doublehorizon.run.prior_knowledge import PriorKnowledge, make_task, try_functions
+from doublehorizon.run.replay_files import Archived
+from doublehorizon.run.run_state import RunState
+from doublehorizon.signals import unstoppable
+
+_FEWEST_ITERATIONS = 8  # for which a replay has room
+
+
+@dataclass(frozen=True)
+class RunSetup:
+    """What never changes."""
+
+    config: Config
+    spec: EnvSpec
+    seeds: list[int]
+    devices: Devices
+    knowledge: PriorKnowledge = field(default_factory=PriorKnowledge)
+    prior_rows: int = 0
+    """Transitions in each seed's replay that were there before the first step."""
+    given: list[str] = field(default_factory=list)
+    """What was known beforehand when the run began; after a resume not all of it need be at hand again."""
+
+    @property
+    def iteration_steps(self) -> int:
+        """Agent steps of an iteration."""
+        return steps_per_iteration(self.config, self.spec.time_limit)
+
+    @property
+    def turn_steps(self) -> int:
+        """Agent steps that are collected with one policy."""
+        return steps_per_turn(self.config, self.spec.time_limit)
+
+    @property
+    def first_fit(self) -> int:
+        """The iteration at whose end the first fit happens; 0 where recorded transitions are enough."""
+        return seed_iterations(self.config, self.spec.time_limit, self.prior_rows > 0)
+
+    def stored_at(self, iteration: int) -> int:
+        """How many transitions had been stored at the end of that iteration."""
+        return self.prior_rows + iteration * self.iteration_steps
+
+
+@dataclass
+class Machinery:
+    """What can be made again from the rest, or from files."""
+
+    replay: Replay
+    """On the devices; its memory is reused when rows are stored."""
+    archived: Archived = field(default_factory=Archived)
+    """Which of its rows are on the disk."""
+    programs: "Programs | None" = None
+    """The compiled fit and policy optimisation; None before the first `train`, or where they would be others now."""
+    whole: bool = True
+    """False where an iteration was broken off whose new rows had replaced old ones: such a run cannot go on."""
+
+
+@dataclass
+class Progress:
+    """A run: where it stands, and what it needs to go on."""
+
+    setup: RunSetup
+    state: RunState
+    machinery: Machinery
+
+    @property
+    def config(self) -> Config:
+        return self.setup.config
+
+    @property
+    def seeds(self) -> list[int]:
+        return self.setup.seeds
+
+    @property
+    def agent(self) -> AgentState:
+        """Networks and all else that learning changes, on the devices."""
+        return self.state.agent
+
+    @property
+    def replay(self) -> Replay:
+        return self.machinery.replay
+
+    @property
+    def policies(self) -> list[NumpyPolicy] | None:
+        """Each seed's policy after the last whole iteration; None before the first fit."""
+        return self.state.policies
+
+    @property
+    def returns(self) -> dict[int, dict[int, float]]:
+        """Test return by step and seed, of all tests that are done."""
+        return self.state.returns
+
+    @property
+    def iteration(self) -> int:
+        """Iterations that are complete."""
+        return self.state.iteration
+
+    @property
+    def goal(self) -> int:
+        """Simulator steps to which the run was asked to go."""
+        return self.state.goal
+
+    @property
+    def spec(self) -> EnvSpec:
+        """What is known of the environment; a termination rule that it contradicted is marked as learned."""
+        return replace(self.setup.spec, termination=self.state.termination)
+
+    @property
+    def task(self) -> Task:
+        return make_task(self.spec, self.setup.knowledge)
+
+    @property
+    def step(self) -> int:
+        """Simulator steps so far, per seed."""
+        agent_steps = self.state.iteration * self.setup.iteration_steps + self.state.begun
+        return agent_steps * self.setup.spec.action_repeat
+
+    @property
+    def num_stored(self) -> int:
+        """Transitions that were ever stored in each seed's replay."""
+        return self.setup.stored_at(self.state.iteration) + self.state.begun
+
+    @property
+    def capacity(self) -> int:
+        """Transitions for which there is room in each seed's replay."""
+        return self.replay.rows.reward.shape[1]
+
+    @property
+    def num_rows(self) -> int:
+        """Transitions in each seed's replay."""
+        return min(self.num_stored, self.capacity)
+
+    def last_returns(self) -> dict[int, float]:
+        """The most recent test return of each seed that has one."""
+        return {seed: value for step in sorted(self.returns) for seed, value in self.returns[step].items()}
+
+    def update(self, **changes: Any) -> RunState:
+        """The run's state with some fields changed."""
+        self.state = replace(self.state, **changes)
+        return self.state
+
+    def store(self, batch: Batch) -> None:
+        """Puts every seed's new transitions, `[seed, step, ...]`, into its replay."""
+        rows = Transition(**{name: jnp.asarray(value) for name, value in batch.items()})
+        with unstoppable():  # the old replay's memory is reused
+            self.machinery.replay, changed = agent.store((rows, self.agent), self.replay)
+            self.update(agent=changed)
+
+    def go_back(self, to: RunState) -> None:
+        """Goes back to where the run stood, from anywhere inside the iteration that came next."""
+        moved = to.iteration != self.state.iteration or self.state.begun > 0
+        self.machinery.whole = not moved or self.num_stored <= self.capacity
+        if to.termination != self.state.termination:
+            self.machinery.programs = None
+        self.state = to
+        self.machinery.replay = replays.rewound(self.replay, self.num_stored)
+
+
+class Programs:
+    """The fit and the policy optimisation, compiled in the background while the first steps are collected."""
+
+    def __init__(self, progress: Progress):
+        config, task, steps = progress.config, progress.task, progress.setup.turn_steps
+        # only their shapes count: `store` may already have reused the memory of these arrays
+        state, replay, devices = progress.agent, progress.replay, progress.setup.devices
+        budget = agent.iteration_budget(config, task, steps, steps, first=True).traced()
+        self.fit = agent.fit_model.in_background(devices, config, budget, replay, state)
+        self.improve = agent.improve_policy.in_background(devices, config, task, steps, budget, replay, state)
+
+
+def begin(
+    config: Config,
+    spec: EnvSpec,
+    seeds: list[int],
+    capacity: int,
+    devices: Devices | None = None,
+    knowledge: PriorKnowledge | None = None,
+) -> Progress:
+    """An untrained run with `capacity` rows in each replay (see `capacity_for`); what was recorded before is in it."""
+    knowledge = knowledge or PriorKnowledge()
+    try_functions(spec.name, make_task(spec, knowledge))
+    blank = blank_seed(config, spec, knowledge, capacity)
+    state, replay = eqx.filter_jit(lambda seeds: over_seeds(jax.vmap(blank), seeds))(jnp.asarray(seeds))
+    devices = devices or find_devices(None, len(seeds))
+    setup = RunSetup(config, spec, seeds, devices, knowledge, knowledge.num_rows, knowledge.given)
+    progress = Progress(setup, RunState(state, spec.termination), Machinery(replay))
+    if knowledge.data is not None:
+        progress.store({name: np.stack([rows] * len(seeds)) for name, rows in knowledge.data.items()})
+    return progress
+
+
+def blank_seed(
+    config: Config, spec: EnvSpec, knowledge: PriorKnowledge, capacity: int
+) -> Callable[[jax.Array], tuple[AgentState, Replay]]:
+    """A function from a seed to its untrained agent and empty replay."""
+    task = make_task(spec, knowledge)
+    sizes = (spec.obs_size, spec.act_size, config.model.members, config.fit.held_out_every)
+
+    def one_seed(seed: jax.Array) -> tuple[AgentState, Replay]:
+        return agent.initial_state(config, task, seed), replays.empty(capacity, *sizes)
+
+    return one_seed
+
+
+def fetch_policies(setup: RunSetup, state: AgentState) -> list[NumpyPolicy]:
+    """Each seed's policy, brought to the host."""
+    actor, normalizer = jax.device_get((state.actor_critic.actor, state.world.obs_normalizer))
+    layers = actor.mlp.layers
+    low, high = (np.asarray(x, np.float32) for x in (setup.spec.action_low, setup.spec.action_high))
+    return [
+        NumpyPolicy(
+            tuple(layer.weight[k] for layer in layers),
+            tuple(layer.bias[k] for layer in layers),
+            normalizer.mean[k],
+            normalizer.std[k],
+            low,
+            high,
+        )
+        for k in range(len(setup.seeds))
+    ]
+
+
+def prior_batch(progress: Progress) -> Batch:
+    """What was recorded before the first step, `[seed, row, ...]`; before anything else is stored."""
+    rows = jax.device_get(progress.replay.rows)
+    return {name: getattr(rows, name)[:, : progress.setup.prior_rows] for name in rows.__dataclass_fields__}
+
+
+def capacity_for(config: Config, spec: EnvSpec, total_steps: int, prior_rows: int) -> int:
+    """Rows of the replay: what was recorded before, and what the run will collect, in a power of two of iterations (as
+    each size is compiled anew), but no more than the configured number."""
+    steps = steps_per_iteration(config, spec.time_limit)
+    iterations = -(-total_steps // (steps * spec.action_repeat))
+    room = max(_FEWEST_ITERATIONS, 1 << (iterations - 1).bit_length())
+    return min(prior_rows + room * steps, largest_capacity(config, spec.time_limit, prior_rows))
+
+
+def largest_capacity(config: Config, time_limit: int, prior_rows: int) -> int:
+    """Rows of the replay of a run without end: what was recorded before, and whole iterations up to the configured
+    number."""
+    steps = steps_per_iteration(config, time_limit)
+    return prior_rows + max(1, config.loop.replay_capacity // steps) * steps
+
+
+def extend(progress: Progress, total_steps: int) -> None:
+    """Makes room for more steps in a replay that was sized for fewer."""
+    setup, machinery = progress.setup, progress.machinery
+    capacity = capacity_for(setup.config, setup.spec, total_steps, setup.prior_rows)
+    if capacity > progress.capacity:
+        num_rows = jnp.asarray(progress.num_rows, jnp.int32)
+        machinery.replay = jax.vmap(lambda replay: replays.grow(replay, capacity, num_rows))(machinery.replay)
+        machinery.programs = None

@@ -1,0 +1,52 @@
+"""The folder of a run: who may write into it, and what it says of the run in `config.json`."""
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from doublehorizon.atomic_files import BEFORE, disk_errors_reported, locked, refuse_links, write_file
+from doublehorizon.config_json import to_json
+from doublehorizon.errors import UserError
+from doublehorizon.run.checkpoint_reader import read_newest
+from doublehorizon.run.checkpoints import set_aside_newer, steps_kept
+from doublehorizon.run.progress import Progress
+
+
+@contextlib.contextmanager
+def open_for_writing(folder: Path, step: int | None) -> Iterator[None]:
+    """Inside, this process alone writes into the folder. It must not hold a run, unless that goes on from `step`."""
+    if step is None and ((folder / "eval.csv").exists() or steps_kept(folder)):
+        raise UserError(
+            f"{folder} already holds a run. Go on with it (doublehorizon resume {folder}), or choose another folder."
+        )
+    refuse_links(folder, ("checkpoints", "replay", "policy"))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise UserError(f"{folder} cannot be written: {problem}.") from problem
+    with locked(folder):
+        if step is not None:
+            _make_sure_nobody_went_on(folder, step)
+        yield
+
+
+def _make_sure_nobody_went_on(folder: Path, step: int) -> None:
+    """An agent that was loaded before another process went on must not undo what that did."""
+    newest = max(steps_kept(folder), default=step)
+    if newest > step and read_newest(folder)[0].path.name.removesuffix(BEFORE) != str(step):
+        raise UserError(f"{folder} has gone on to step {newest}, but this agent stands at step {step}: load it again.")
+    set_aside_newer(folder, step)
+
+
+def write_config(folder: Path, progress: Progress) -> None:
+    """Writes `config.json`."""
+    about = {
+        "env": progress.spec.facts(),
+        "seeds": progress.seeds,
+        "steps": progress.goal,
+        "given": progress.setup.given,
+        "config": to_json(progress.config),
+    }
+    with disk_errors_reported(folder):
+        write_file(folder / "config.json", (json.dumps(about, indent=1) + "\n").encode())

@@ -1,0 +1,53 @@
+"""Test episodes in the background: started with a snapshot of the policies, gathered when they are done."""
+
+from doublehorizon.acting.workers import WorkerPool
+from doublehorizon.run.logs import RunLogs
+from doublehorizon.run.progress import Progress
+from doublehorizon.run.run_state import PendingEvaluation
+from doublehorizon.training.view import View
+
+
+class Evaluations:
+    """The tests of a run. What is not done yet is in its state, from where a later process can do it again."""
+
+    def __init__(self, progress: Progress, pool: WorkerPool, view: View, logs: RunLogs):
+        self._progress, self._pool, self._view, self._logs = progress, pool, view, logs
+        self._found: dict[int, dict[int, float]] = {}
+        for step in sorted(progress.state.pending):
+            self._send(step)
+
+    def start(self) -> None:
+        """A test of the policies as they are; before the first fit, of random actions or the seed policy. There is one
+        at each step at most."""
+        step, state = self._progress.step, self._progress.state
+        if step in state.returns or step in state.pending:
+            return
+        if self._progress.config.loop.evaluation_episodes > 0:
+            test = PendingEvaluation(state.policies, state.seconds)
+            self._progress.update(pending=state.pending | {step: test})
+            self._send(step)
+
+    def gather(self, block: bool = False) -> list[int]:
+        """Logs what is done, in order; with `block`, waits for all. A row's time is that at which its policy was
+        ready. Returns the steps of the tests that are done."""
+        done = []
+        for step, seed, value in self._pool.finished_evaluations(block):
+            self._found.setdefault(step, {})[seed] = value
+        for step, test in sorted(self._progress.state.pending.items()):
+            found = self._found.get(step, {})
+            if len(found) < len(self._progress.seeds):
+                break  # later ones wait, so that the log's order does not depend on who is faster
+            returns = {seed: found[seed] for seed in self._progress.seeds}
+            for seed, value in returns.items():
+                self._logs.evaluation(step, test.seconds, value, seed)
+            state = self._progress.state
+            left = {at: pending for at, pending in state.pending.items() if at != step}
+            self._progress.update(pending=left, returns=state.returns | {step: returns})
+            del self._found[step]
+            self._view.evaluated(step, returns)
+            done.append(step)
+        return done
+
+    def _send(self, step: int) -> None:
+        episodes = self._progress.config.loop.evaluation_episodes
+        self._pool.start_evaluation(self._progress.state.pending[step].policies, step, episodes)

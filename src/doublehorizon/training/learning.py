@@ -1,0 +1,95 @@
+"""What happens between collecting steps and acting on them: the model is fitted, the policy improved. A seed that
+diverges goes back to where it began and tries again, without the others noticing."""
+
+import time
+
+import jax.numpy as jnp
+import numpy as np
+
+from doublehorizon.algorithm import agent
+from doublehorizon.algorithm.agent import AgentState
+from doublehorizon.algorithm.devices import fetch
+from doublehorizon.algorithm.divergence import select_seeds, signs_of_divergence
+from doublehorizon.errors import RunError
+from doublehorizon.run.progress import Progress, fetch_policies
+from doublehorizon.training.view import View
+
+_MOST_REPEATS = 3
+
+SeedMetrics = dict[str, np.ndarray]
+"""Figures for `progress.csv` on the host, each `[seed]`."""
+
+
+class Clock:
+    """Seconds of the phases of an iteration, and of the whole run."""
+
+    def __init__(self, before: float):
+        self._begun = time.monotonic() - before
+        self._last = time.monotonic()
+        self.laps: dict[str, float] = {}
+
+    def start(self) -> None:
+        """Begins an iteration."""
+        self._last, self.laps = time.monotonic(), {}
+
+    def lap(self, name: str) -> None:
+        """Adds the time since the last call to a phase."""
+        now = time.monotonic()
+        self.laps[name] = self.laps.get(name, 0.0) + now - self._last
+        self._last = now
+
+    def total(self) -> float:
+        """Seconds of the whole run, those of earlier processes included."""
+        return time.monotonic() - self._begun
+
+
+def learn(progress: Progress, clock: Clock, view: View) -> SeedMetrics:
+    """Fits every seed's model, improves its policy, and brings the new policies to the host."""
+    before = progress.agent
+    after, metrics = _attempt(progress, before, clock, view)
+    repeats = np.zeros(len(progress.seeds), np.int32)
+    while any(signs := _signs(progress, after, metrics)):
+        sick = np.array([bool(line) for line in signs])
+        report = "; ".join(f"seed {seed} ({line})" for seed, line in zip(progress.seeds, signs, strict=True) if line)
+        if repeats[sick].max() == _MOST_REPEATS:
+            raise RunError(
+                f"diverged at step {progress.step} and again in {_MOST_REPEATS} repeats: {report}. A smaller "
+                "policy.learning_rate may help, or rewards and observations nearer to 1."
+            )
+        repeats += sick
+        view.warn(f"diverged at step {progress.step}: {report}; it goes back and tries again with other random numbers")
+        before = agent.with_fresh_keys(before)
+        again, figures = _attempt(progress, before, clock, view)
+        after = select_seeds(jnp.asarray(sick), again, after)
+        metrics = {name: np.where(sick, figures[name], value) for name, value in metrics.items()}
+    progress.update(agent=after, policies=fetch_policies(progress.setup, after))
+    clock.lap("time/improve_seconds")
+    return metrics | {"train/repeats": repeats}
+
+
+def _attempt(progress: Progress, state: AgentState, clock: Clock, view: View) -> tuple[AgentState, SeedMetrics]:
+    config, task, steps, replay = progress.config, progress.task, progress.setup.turn_steps, progress.replay
+    budget = agent.iteration_budget(config, task, progress.num_rows, steps, first=progress.policies is None)
+    programs = progress.machinery.programs
+    if programs is None:
+        raise RuntimeError("no compiled programs: train() makes them")
+    view.phase("compiling the fit")
+    fit = programs.fit.result()
+    clock.lap("time/compile_seconds")
+    view.phase(f"fitting the model, at most {budget.max_epochs} epochs" if config.has_model else "taking statistics")
+    state, model_metrics = fit(config, budget.traced(), replay, state)
+    model_metrics = fetch(model_metrics)
+    clock.lap("time/fit_seconds")
+    view.phase("compiling the policy optimisation")
+    improve = programs.improve.result()
+    clock.lap("time/compile_seconds")
+    view.phase("improving the policy")
+    state, policy_metrics = improve(config, task, steps, budget.traced(), replay, state)
+    policy_metrics = fetch(policy_metrics)
+    clock.lap("time/improve_seconds")
+    return state, model_metrics | policy_metrics
+
+
+def _signs(progress: Progress, state: AgentState, metrics: SeedMetrics) -> list[str]:
+    discount = progress.config.policy.discount
+    return signs_of_divergence(discount, progress.num_rows, progress.replay, state, metrics)

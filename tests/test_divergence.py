@@ -1,0 +1,93 @@
+"""A seed that diverges goes back and tries again; the others do not notice."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import doublehorizon as dh
+from doublehorizon.algorithm.agent import AgentState
+from doublehorizon.algorithm.divergence import signs_of_divergence
+from doublehorizon.errors import RunError
+from doublehorizon.run.progress import Progress
+from doublehorizon.training import learning
+from worlds import TINY
+
+
+def poisoned(state: AgentState, seed: int, value: float) -> AgentState:
+    weight = state.actor_critic.actor.mlp.layers[0].weight
+    return eqx.tree_at(lambda s: s.actor_critic.actor.mlp.layers[0].weight, state, weight.at[seed].set(value))
+
+
+def train_with_poison(monkeypatch, attempts: set[int], value: float = np.nan, out=None) -> dh.DHMBPO:
+    """Four seeds; the given attempts at learning, counted from 0, end with a value in seed 2's actor."""
+    model = dh.DHMBPO("Pendulum-v1", seeds=4, config=TINY)
+    attempt, count = learning._attempt, iter(range(100))
+
+    def hurt(*arguments):
+        state, metrics = attempt(*arguments)
+        return (poisoned(state, 2, value) if next(count) in attempts else state), metrics
+
+    with monkeypatch.context() as patch:
+        patch.setattr(learning, "_attempt", hurt)
+        return model.learn(80, out=out)
+
+
+def arrays(model: dh.DHMBPO) -> list[np.ndarray]:
+    progress = model._progress
+    assert isinstance(progress, Progress)
+    return [np.asarray(x) for x in jax.tree.leaves(eqx.filter((progress.agent, progress.replay), eqx.is_inexact_array))]
+
+
+@pytest.mark.parametrize("value", [np.nan, 1e9])
+def test_a_poisoned_seed_rolls_back_and_the_others_are_bit_identical(monkeypatch, value):
+    clean = train_with_poison(monkeypatch, set())
+    with pytest.warns(UserWarning, match=r"diverged at step 60: seed 2 \(the largest parameter is (nan|1e\+09)"):
+        hurt = train_with_poison(monkeypatch, {1, 2}, value)
+    others = np.array([0, 1, 3])
+    for a, b in zip(arrays(clean), arrays(hurt), strict=True):
+        np.testing.assert_array_equal(a[others], b[others])
+        assert np.isfinite(b).all()
+    assert not np.array_equal(clean.policies[2].weights[0], hurt.policies[2].weights[0])  # by other random numbers
+    for seed in others:
+        assert clean._progress.returns[80][seed] == hurt._progress.returns[80][seed]  # type: ignore[union-attr]
+
+
+def test_repeats_are_logged(monkeypatch, run_folder):
+    with pytest.warns(UserWarning, match="diverged"):
+        train_with_poison(monkeypatch, {0, 1, 3}, np.inf, run_folder)
+    header, *rows = [line.split(",") for line in (run_folder / "progress.csv").read_text().splitlines()]
+    repeats = {(int(row[0]), int(row[header.index("seed")])): int(row[header.index("train/repeats")]) for row in rows}
+    assert repeats == {(step, seed): 0 for step in (40, 60, 80) for seed in range(4)} | {(40, 2): 2, (60, 2): 1}
+
+
+def test_a_seed_that_keeps_diverging_ends_the_run_where_all_were_healthy(monkeypatch, run_folder):
+    with (
+        pytest.warns(UserWarning, match="diverged"),
+        pytest.raises(RunError, match=r"diverged at step 80 and again in 3 repeats: seed 2 \(the largest parameter"),
+    ):
+        train_with_poison(monkeypatch, {2, 3, 4, 5}, out=run_folder)
+    saved = dh.DHMBPO.load(run_folder)
+    assert saved.num_timesteps == 60 and np.isfinite(saved.policies[2].weights[0]).all()
+    saved.learn(20)
+    clean = train_with_poison(monkeypatch, set())
+    for a, b in zip(arrays(clean), arrays(saved), strict=True):
+        np.testing.assert_array_equal(a, b)  # as if nothing had happened
+
+
+def test_what_explodes_without_being_infinite_is_noticed():
+    progress = dh.DHMBPO("Pendulum-v1", seeds=4, config=TINY).learn(80)._progress
+    assert progress is not None
+    state, replay = progress.agent, progress.replay
+
+    def evidence(state: AgentState, metrics=None) -> list[str]:
+        return signs_of_divergence(0.995, progress.num_rows, replay, state, metrics or {})
+
+    assert evidence(state) == [""] * 4
+    far = eqx.tree_at(lambda s: s.model_buffer.rows.obs, state, state.model_buffer.rows.obs.at[1, 0].set(1e7))
+    assert evidence(far)[0] == "" and "imagined observations are up to" in evidence(far)[1]
+    rich = eqx.tree_at(lambda s: s.actor_critic.bounds.high, state, jnp.array([1e9, 0.0, 0.0, 0.0]))
+    assert "imagined rewards" in evidence(rich)[0] and evidence(rich)[1] == ""
+    loss = {"train/critic_loss": np.array([1.0, np.inf, 1.0, 1.0]), "termination/recall": np.full(4, np.nan)}
+    assert evidence(state, loss) == ["", "train/critic_loss is inf", "", ""]

@@ -1,0 +1,128 @@
+"""Learnt termination: rare ends, odds that are put right, what rollouts make of it."""
+
+import dataclasses
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+
+from doublehorizon.algorithm import replay as replays
+from doublehorizon.algorithm.dynamics import continuation
+from doublehorizon.algorithm.networks import Classifier
+from doublehorizon.algorithm.normalizer import identity
+from doublehorizon.algorithm.rollouts import draw_noise, no_perturbations, training_rollout
+from doublehorizon.algorithm.termination_model import TerminationModel, fit_termination_model
+from doublehorizon.algorithm.termination_model import untrained_termination_model as untrained
+from doublehorizon.algorithm.types import Task, Transition
+from doublehorizon.config import TerminatorConfig
+from worlds import LineMlp, budget, line_world, random_actor
+
+CONFIG = TerminatorConfig(members=2, width=32, learning_rate=3e-3, batches=600)
+TASK = Task(1, 1, None, learns_termination=True)
+
+
+def stored(obs: np.ndarray, terminated: np.ndarray) -> replays.Replay:
+    """Steps that stay where they are."""
+    rows = Transition(*(jnp.asarray(x, jnp.float32) for x in (obs, 0 * obs, obs[:, 0], obs, terminated)))
+    return replays.add(replays.empty(len(obs), 1, 1, 2, 5), rows, jr.key(0))
+
+
+def fitted(replay: replays.Replay, config: TerminatorConfig = CONFIG) -> tuple[TerminationModel, dict]:
+    work = budget(replay.rows.reward.shape[0], ends=config.batches)
+    before = untrained(config, 1, 1, jr.key(1))
+    fit = eqx.filter_jit(lambda *inputs: fit_termination_model(config, work, *inputs))
+    return fit(before, identity(1), replay, jr.key(2))
+
+
+def probability(model: TerminationModel, obs: list[float]) -> np.ndarray:
+    column = jnp.asarray(obs, jnp.float32)[:, None]
+    return np.asarray(model.probability(identity(1), column, 0 * column, column))
+
+
+def test_before_the_first_end_it_predicts_none():
+    assert probability(untrained(CONFIG, 1, 1, jr.key(0)), [-9.0, 0.0, 9.0]).tolist() == [0.0, 0.0, 0.0]
+    obs = np.random.default_rng(0).normal(size=(500, 1))
+    model, calibration = fitted(stored(obs, np.zeros(500)))
+    assert probability(model, [-9.0, 0.0, 9.0]).tolist() == [0.0, 0.0, 0.0]
+    assert np.isnan(calibration["termination/recall"]) and np.isnan(calibration["termination/precision"])
+
+
+def test_an_end_in_hundreds_is_learnt_and_its_odds_are_true():
+    obs = np.random.default_rng(0).normal(size=(20_000, 1))
+    ends = (obs[:, 0] > 2.5).astype(np.float32)  # one step in 160
+    model, calibration = fitted(stored(obs, ends))
+    assert probability(model, [1.5, 1.0, -3.0]).max() < 0.1
+    assert probability(model, [3.5, 4.0]).min() > 0.9
+    assert calibration["termination/precision"] > 0.8 and calibration["termination/recall"] > 0.8
+
+
+def test_a_rare_chance_is_given_as_such():
+    """Ends that nothing foretells: their probability is their share, however often the minibatches show them."""
+    rng = np.random.default_rng(0)
+    obs, ends = rng.normal(size=(20_000, 1)), rng.random(20_000) < 0.01
+    model, _ = fitted(stored(obs, ends), dataclasses.replace(CONFIG, batches=100))
+    assert np.mean(probability(model, list(rng.normal(size=200)))) == pytest.approx(0.01, rel=0.5)
+
+
+def test_where_every_step_ends_it_says_so():
+    obs = np.random.default_rng(0).normal(size=(500, 1))
+    model, calibration = fitted(stored(obs, np.ones(500)))
+    assert probability(model, [-1.0, 0.0, 1.0]).min() > 0.9
+    assert calibration["termination/recall"] == 1.0
+
+
+class PastOne(Classifier):
+    """Ends with the probability 0.25 past 1."""
+
+    def __init__(self):
+        self.mlp = LineMlp(jnp.zeros(()))
+
+    def __call__(self, inputs):
+        return jnp.where(inputs[:, -1] > 1.0, jnp.log(1 / 3), -jnp.inf)
+
+
+def uncertain_world():
+    model = TerminationModel(jax.tree.map(lambda x: x[None], PastOne()), jnp.zeros(()))
+    return eqx.tree_at(lambda w: w.termination_model, line_world(), model, is_leaf=lambda x: x is None)
+
+
+def test_sampled_flags_and_weights_have_the_same_mean():
+    world = uncertain_world()
+    next_obs = jnp.tile(jnp.array([[0.5], [1.5]]), (2000, 1))
+    before = (next_obs, 0 * next_obs)
+    weights = continuation(TASK, world, before, next_obs, None)
+    np.testing.assert_allclose(weights[:2], [1.0, 0.75], rtol=1e-6)
+    flags = continuation(TASK, world, before, next_obs, jr.uniform(jr.key(0), (4000,)))
+    assert set(np.unique(flags)) == {0.0, 1.0} and flags[::2].min() == 1.0
+    assert float(jnp.mean(flags[1::2])) == pytest.approx(0.75, abs=0.04)
+
+
+class RightIsDangerous(Classifier):
+    """The further to the right a step leads, the likelier it ends: the logit is twice the new position."""
+
+    def __init__(self):
+        self.mlp = LineMlp(jnp.zeros(()))
+
+    def __call__(self, inputs):
+        return 2.0 * inputs[:, -1]
+
+
+def test_what_is_learnt_of_ends_leads_away_from_them():
+    model = TerminationModel(jax.tree.map(lambda x: x[None], RightIsDangerous()), jnp.zeros(()))
+    world = eqx.tree_at(lambda w: w.termination_model, line_world(), model, is_leaf=lambda x: x is None)
+    noise, start = draw_noise(TASK, 3, 8, jr.key(4)), jnp.zeros((8, 1))
+
+    def roll(perturbations):
+        return training_rollout(TASK, world, random_actor(1, 1), start, noise, perturbations)
+
+    gradient = jax.grad(lambda x: jnp.sum(roll(x).alive))(no_perturbations(TASK, noise))
+    assert np.all(gradient[:-1, :, 0] < 0)  # a larger action leads to the right: less survives, in every step
+    assert np.all(gradient[-1] == 0)  # nothing comes after the last one
+    # by hand: what survives is the product of 1 - sigmoid(2 x) over the positions so far
+    rollout = roll(no_perturbations(TASK, noise))
+    survives = np.cumprod(1 - 1 / (1 + np.exp(-2 * np.asarray(rollout.obs[1:, :, 0]))), axis=0)
+    np.testing.assert_allclose(rollout.alive[1:], survives, rtol=1e-4)
+    np.testing.assert_array_equal(rollout.alive[0], 1)

@@ -1,0 +1,190 @@
+"""One update of critics, actor and temperature, against gradients taken in another way."""
+
+from dataclasses import replace
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import optax
+import pytest
+
+from doublehorizon.algorithm.actor_critic import ActorCritic, critic_target, critic_values, untrained_actor_critic
+from doublehorizon.algorithm.model_buffer import ModelBuffer, States
+from doublehorizon.algorithm.rollouts import no_perturbations, training_rollout
+from doublehorizon.algorithm.start_states import StartStates
+from doublehorizon.algorithm.types import Rollout, Task
+from doublehorizon.algorithm.updates import (
+    UpdateContext,
+    actor_gradient,
+    actor_gradient_norm,
+    actor_objective,
+    draw_inputs,
+    fresh_opt_states,
+    joint_update,
+)
+from doublehorizon.algorithm.values import Bounds, update_bounds
+from doublehorizon.config_json import changed
+from worlds import TINY, random_world
+
+CONFIG = changed(TINY, {"policy.learning_rate": 0.01})  # so that critics before and after an update differ
+TASK = Task(3, 2, lambda obs: obs[..., 0] > 1.0)
+CONTEXT = UpdateContext(CONFIG, TASK, random_world(3, 2, CONFIG.model.members))
+
+
+def leaves(tree) -> list[np.ndarray]:
+    return [np.asarray(x) for x in jax.tree.leaves(eqx.filter(tree, eqx.is_inexact_array))]
+
+
+def learnt() -> ActorCritic:
+    """As if it had learnt: critics that differ, targets behind them, known bounds."""
+    fresh = untrained_actor_critic(CONFIG, TASK, jr.key(1), jr.key(2))
+
+    def moved(networks, scale, seed):
+        parts, structure = jax.tree.flatten(networks)
+        keys = jr.split(jr.key(seed), len(parts))
+        return structure.unflatten([x + scale * jr.normal(k, x.shape) for x, k in zip(parts, keys, strict=True)])
+
+    bounds = Bounds(jnp.array(-2.0), jnp.array(3.0), jnp.array(True))
+    critics, targets = moved(fresh.critics, 0.3, 3), moved(fresh.critics, 0.3, 4)
+    return replace(fresh, critics=critics, target_critics=targets, bounds=bounds)
+
+
+@pytest.fixture(scope="module")
+def update():
+    """What goes into a joint update, and what comes out."""
+    before = learnt()
+    buffer = ModelBuffer(States(0.3 * jr.normal(jr.key(5), (50, 3))), jnp.array(0), jnp.array(50))
+    inputs = draw_inputs(CONTEXT, StartStates(None, buffer), jr.key(6))
+    after, opt_states, metrics = eqx.filter_jit(joint_update)(CONTEXT, before, fresh_opt_states(CONFIG, before), inputs)
+    return before, inputs, after, opt_states, metrics
+
+
+def rolled(actor, inputs) -> Rollout:
+    perturbations = no_perturbations(TASK, inputs.noise)
+    return training_rollout(TASK, CONTEXT.world, actor, inputs.start.obs, inputs.noise, perturbations)
+
+
+def first_gradient(opt_state) -> list[np.ndarray]:
+    """Adam's first moment after one step is a tenth of the gradient."""
+    return [10.0 * x for x in leaves(optax.tree_utils.tree_get(opt_state, "mu"))]
+
+
+def assert_close(ours: list[np.ndarray], theirs: list[np.ndarray], scale: float = 1e-4) -> None:
+    for a, b in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=scale * max(1e-3, np.abs(b).max()))
+
+
+def test_some_rows_end_and_some_do_not(update):
+    before, inputs, *_ = update
+    ended = rolled(before.actor, inputs).alive[-1]
+    assert 0 < float(jnp.mean(ended)) < 1  # so that the tests below see both
+
+
+def test_the_actor_follows_critics_that_are_already_updated(update):
+    before, inputs, after, opt_states, metrics = update
+
+    def loss(actor, critics, bounds):
+        judged = replace(before, actor=actor, critics=critics, bounds=bounds)
+        return -actor_objective(CONTEXT, judged, rolled(actor, inputs))
+
+    value, gradient = jax.value_and_grad(loss)(before.actor, after.critics, after.bounds)
+    assert_close(first_gradient(opt_states.actor), leaves(gradient))
+    np.testing.assert_allclose(metrics["train/actor_loss"], value, rtol=1e-4)
+    stale = jax.grad(loss)(before.actor, before.critics, after.bounds)
+    apart = [np.abs(a - b).max() / np.abs(b).max() for a, b in zip(leaves(gradient), leaves(stale), strict=True)]
+    assert min(apart) > 1e-2  # ten times what the comparison above allows
+    # a step of Adam goes against the gradient
+    for old, new, slope in zip(leaves(before.actor), leaves(after.actor), leaves(gradient), strict=True):
+        steep = np.abs(slope) > 1e-3 * np.abs(slope).max()
+        np.testing.assert_array_equal(np.sign(new - old)[steep], -np.sign(slope)[steep])
+
+
+def test_the_actors_gradient_is_that_through_the_whole_rollout(update):
+    before, inputs, *_ = update
+    perturbations = no_perturbations(TASK, inputs.noise)
+
+    def roll(perturbations):
+        start, noise = inputs.start.obs, inputs.noise
+        return training_rollout(TASK, CONTEXT.world, before.actor, start, noise, perturbations)
+
+    rollout, pull_back = jax.vjp(roll, perturbations)
+    cotangents = jax.grad(lambda rollout: actor_objective(CONTEXT, before, rollout))(rollout)
+    ours = actor_gradient(CONTEXT, before.actor, rollout.obs, *pull_back(cotangents))
+    directly = jax.grad(lambda actor: actor_objective(CONTEXT, before, rolled(actor, inputs)))(before.actor)
+    assert_close(leaves(ours), leaves(directly))
+    assert all(np.abs(x).max() > 1e-5 for x in leaves(directly))
+
+
+def test_the_critics_step_towards_the_expanded_value(update):
+    before, inputs, after, opt_states, metrics = update
+    rollout = rolled(before.actor, inputs)
+    temperature, discount = np.exp(before.log_temperature), CONFIG.policy.discount
+    bounds = update_bounds(CONFIG.critic, discount, True, before.bounds, rollout, jnp.asarray(temperature))
+    # Eq. 9 by hand, from the last step to the first
+    last = np.asarray(critic_values(before.target_critics, rollout.obs[-1], rollout.act[-1]))[inputs.target_critics]
+    half, middle = 0.5 * float(bounds.high - bounds.low), 0.5 * float(bounds.high + bounds.low)
+    value = np.clip((half * last + middle).min(axis=0), float(bounds.low), float(bounds.high))
+    reward, log_prob, alive = (np.asarray(x) for x in (rollout.reward, rollout.log_prob, rollout.alive))
+    horizon = len(reward)
+    total = alive[horizon] * (value - temperature * log_prob[horizon])
+    for t in reversed(range(horizon)):
+        bonus = temperature * log_prob[t] if t > 0 else 0.0
+        total = alive[t] * (reward[t] - bonus) + discount * total
+
+    def loss(critics):
+        q = half * critic_values(critics, rollout.obs[0], rollout.act[0], inputs.dropout) + middle
+        return jnp.sum(jnp.mean(jnp.square(q - jnp.asarray(total)[None]), axis=1))
+
+    value, gradient = jax.value_and_grad(loss)(before.critics)
+    assert_close(first_gradient(opt_states.critics), leaves(gradient))
+    np.testing.assert_allclose(metrics["train/critic_loss"], value / CONFIG.critic.members, rtol=1e-4)
+    np.testing.assert_allclose(metrics["train/q_target"], total.mean(), rtol=1e-4)
+    np.testing.assert_allclose([after.bounds.low, after.bounds.high], [bounds.low, bounds.high], rtol=1e-6)
+    assert float(bounds.low) != float(before.bounds.low)
+    np.testing.assert_allclose(
+        critic_target(
+            CONFIG, replace(before, bounds=bounds), CONTEXT.world.obs_normalizer, rollout, inputs.target_critics
+        ),
+        total,
+        rtol=1e-3,
+        atol=1e-4,
+    )
+
+
+def test_target_critics_follow_slowly(update):
+    before, _, after, *_ = update
+    rate = CONFIG.critic.target_rate
+    parts = (before.target_critics, after.critics, after.target_critics)
+    for old, new, target in zip(*map(leaves, parts), strict=True):
+        np.testing.assert_allclose(target, (1 - rate) * old + rate * new, atol=1e-6)
+
+
+def test_entropy_above_its_target_lowers_the_temperature(update):
+    before, inputs, after, opt_states, metrics = update
+    entropy = -float(jnp.mean(rolled(before.actor, inputs).log_prob[0]))
+    surplus = entropy - CONFIG.policy.target_entropy_per_action * TASK.act_size
+    assert surplus > 0 and float(after.log_temperature) < float(before.log_temperature)
+    (gradient,) = first_gradient(opt_states.temperature)
+    np.testing.assert_allclose(gradient, np.exp(before.log_temperature) * surplus, rtol=1e-4)
+    np.testing.assert_allclose(metrics["train/entropy"], entropy, rtol=1e-4)
+    np.testing.assert_allclose(metrics["train/ent_coef"], np.exp(before.log_temperature), rtol=1e-5)
+
+
+def test_the_norm_of_the_actors_gradient_is_that_of_adams_mean(update):
+    *_, opt_states, _ = update
+    flat = np.concatenate([x.ravel() for x in first_gradient(opt_states.actor)]) / 10.0
+    np.testing.assert_allclose(actor_gradient_norm(opt_states), np.linalg.norm(flat), rtol=1e-4)
+
+
+def test_inputs_of_an_update_are_drawn_apart():
+    """No two draws are the same, each target critic is chosen equally often, and dropout differs between critics."""
+    buffer = ModelBuffer(States(jnp.arange(50.0)[:, None] * jnp.ones((1, 3))), jnp.array(0), jnp.array(50))
+    keys = jr.split(jr.key(0), 600)
+    many = jax.vmap(lambda key: draw_inputs(CONTEXT, StartStates(None, buffer), key))(keys)
+    chosen = np.asarray(many.target_critics)
+    assert chosen.shape == (600, 2) and np.all(chosen[:, 0] != chosen[:, 1])
+    assert np.all(np.abs(np.bincount(chosen.ravel()) - 400) < 60)
+    assert len(np.unique(np.asarray(many.dropout[0]))) == 3 * CONFIG.policy.batch_size
+    assert abs(np.corrcoef(np.asarray(many.next_act).ravel(), np.asarray(many.noise.act[:, 0]).ravel())[0, 1]) < 0.05
