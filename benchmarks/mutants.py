@@ -206,7 +206,6 @@ TABLES["algorithm/updates.py"] = (
         ("critic_values(critics, obs, rollout.act[0]", "critic_values(critics, obs, rollout.act[-1]"),
         ("rollout.act[0], inputs.dropout)", "rollout.act[0])"),
         ("rows(context.world.obs_normalizer.normalize(visited))", "rows(visited)"),
-        ("next_act=jr.normal(key_next_act", "next_act=jr.normal(key_noise"),
         ("(critic.members,)))[: critic.target_members]", "(critic.members,)))"),
         ("if steps is None:", "if True:"),
         ("jnp.mean(path.alive[-1])", "jnp.mean(path.alive[0])"),

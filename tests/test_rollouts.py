@@ -1,3 +1,4 @@
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -71,3 +72,20 @@ def test_alive_falls_to_zero_where_the_episode_ends_and_stays_there():
     rollout = roll(back, jnp.array(0.25), jnp.full((2, 1), 0.5), no_noise(4, 2))
     np.testing.assert_allclose(rollout.obs[:, 0, 0], [0.5, 0.75, 1.0, 1.25, 1.5], rtol=1e-4)
     np.testing.assert_array_equal(rollout.alive[:, 0], [1, 1, 1, 0, 0])
+
+
+def test_every_action_has_its_own_noise_and_perturbation():
+    noise = no_noise(3, 2)
+    drawn = jnp.array([[0.5, -1.0], [0.1, 0.2], [-0.3, 0.7], [1.5, -0.4]])
+    noise = eqx.tree_at(lambda n: n.act, noise, drawn[..., None])
+    shift = 0.1 * jnp.arange(8.0).reshape(4, 2)
+    # the actor's second output is -20: 20 more makes the deviation softplus(0)
+    perturbations = jnp.stack([shift, jnp.full((4, 2), 20.0)], axis=-1)
+    actor, start = ConstantActor(jnp.array(0.25)), jnp.zeros((2, 1))
+    rollout = training_rollout(ENDLESS, line_world(), actor, start, noise, perturbations)
+    std = np.log(2.0) + 1e-5
+    unsquashed = np.arctanh(0.25) + np.asarray(shift) + std * np.asarray(drawn)
+    np.testing.assert_allclose(rollout.act[..., 0], np.tanh(unsquashed), rtol=1e-4)
+    gaussian = -0.5 * np.square(drawn) - np.log(std) - 0.5 * np.log(2 * np.pi)
+    np.testing.assert_allclose(rollout.log_prob, gaussian - np.log(1 - np.tanh(unsquashed) ** 2), rtol=1e-4)
+    np.testing.assert_allclose(rollout.obs[1:, :, 0], np.cumsum(np.tanh(unsquashed)[:-1], axis=0), rtol=1e-4)

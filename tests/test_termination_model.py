@@ -13,12 +13,12 @@ from doublehorizon.algorithm import replay as replays
 from doublehorizon.algorithm.dynamics import continuation
 from doublehorizon.algorithm.networks import Classifier
 from doublehorizon.algorithm.normalizer import identity
-from doublehorizon.algorithm.rollouts import draw_noise, no_perturbations, training_rollout
+from doublehorizon.algorithm.rollouts import distribution_rollout, draw_noise, no_perturbations, training_rollout
 from doublehorizon.algorithm.termination_model import TerminationModel, fit_termination_model
 from doublehorizon.algorithm.termination_model import untrained_termination_model as untrained
 from doublehorizon.algorithm.types import Task, Transition
 from doublehorizon.config import TerminatorConfig
-from worlds import LineMlp, budget, line_world, random_actor
+from worlds import ConstantActor, LineMlp, budget, line_world, random_actor
 
 CONFIG = TerminatorConfig(members=2, width=32, learning_rate=3e-3, batches=600)
 TASK = Task(1, 1, None, learns_termination=True)
@@ -98,6 +98,18 @@ def test_sampled_flags_and_weights_have_the_same_mean():
     flags = continuation(TASK, world, before, next_obs, jr.uniform(jr.key(0), (4000,)))
     assert set(np.unique(flags)) == {0.0, 1.0} and flags[::2].min() == 1.0
     assert float(jnp.mean(flags[1::2])) == pytest.approx(0.75, abs=0.04)
+
+
+def test_distribution_rollouts_end_as_often_as_the_probability_says():
+    # every step leads past 1, where one in four ends; those begin anew
+    starts, noise = jnp.full((9, 400, 1), 2.0), draw_noise(TASK, 8, 400, jr.key(5))
+    actor = ConstantActor(jnp.array(0.1))
+    steps, _ = distribution_rollout(TASK, uncertain_world(), actor, starts, noise)
+    assert set(np.unique(steps.terminated)) == {0.0, 1.0}
+    assert float(jnp.mean(steps.terminated)) == pytest.approx(0.25, abs=0.03)
+    ended = np.asarray(steps.terminated[:-1]) > 0
+    np.testing.assert_array_equal(np.asarray(steps.obs[1:, :, 0])[ended], 2.0)
+    assert np.all(np.asarray(steps.obs[1:, :, 0])[~ended] > 2.0)
 
 
 class RightIsDangerous(Classifier):

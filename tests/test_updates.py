@@ -12,6 +12,8 @@ import pytest
 
 from doublehorizon.algorithm.actor_critic import ActorCritic, critic_target, critic_values, untrained_actor_critic
 from doublehorizon.algorithm.model_buffer import ModelBuffer, States
+from doublehorizon.algorithm.networks import Critic
+from doublehorizon.algorithm.normalizer import Normalizer
 from doublehorizon.algorithm.rollouts import no_perturbations, training_rollout
 from doublehorizon.algorithm.start_states import StartStates
 from doublehorizon.algorithm.types import Rollout, Task
@@ -28,9 +30,12 @@ from doublehorizon.algorithm.values import Bounds, update_bounds
 from doublehorizon.config_json import changed
 from worlds import TINY, random_world
 
-CONFIG = changed(TINY, {"policy.learning_rate": 0.01})  # so that critics before and after an update differ
+# so that critics before and after an update differ, and so does what they say under dropout
+CONFIG = changed(TINY, {"policy.learning_rate": 0.01, "critic.dropout": 0.2})
 TASK = Task(3, 2, lambda obs: obs[..., 0] > 1.0)
-CONTEXT = UpdateContext(CONFIG, TASK, random_world(3, 2, CONFIG.model.members))
+NORMALIZER = Normalizer(jnp.array([0.1, -0.2, 0.3]), jnp.array([0.5, 2.0, 1.5]))
+WORLD = eqx.tree_at(lambda w: w.obs_normalizer, random_world(3, 2, CONFIG.model.members), NORMALIZER)
+CONTEXT = UpdateContext(CONFIG, TASK, WORLD)
 
 
 def leaves(tree) -> list[np.ndarray]:
@@ -66,6 +71,27 @@ def rolled(actor, inputs) -> Rollout:
     return training_rollout(TASK, CONTEXT.world, actor, inputs.start.obs, inputs.noise, perturbations)
 
 
+def values(critics, obs, act, seeds=None) -> jax.Array:
+    """Every critic's raw output, one after the other."""
+    inputs = jnp.concatenate([(obs - NORMALIZER.mean[None]) / NORMALIZER.std[None], act], axis=-1)
+    each = [jax.tree.map(lambda x, k=k: x[k], critics) for k in range(CONFIG.critic.members)]
+    return jnp.stack([c(inputs) if seeds is None else c(inputs, seeds[k]) for k, c in enumerate(each)])
+
+
+def expanded(rollout: Rollout, last_q, temperature, first_bonus: bool):
+    """Eq. 7, or Eq. 9 without the first action's bonus, from the last step to the first."""
+    horizon = rollout.reward.shape[0]
+    total = rollout.alive[horizon] * (last_q - temperature * rollout.log_prob[horizon])
+    for t in reversed(range(horizon)):
+        bonus = temperature * rollout.log_prob[t] if t > 0 or first_bonus else 0.0
+        total = rollout.alive[t] * (rollout.reward[t] - bonus) + CONFIG.policy.discount * total
+    return total
+
+
+def scaled(raw, bounds: Bounds):
+    return 0.5 * (bounds.high - bounds.low) * raw + 0.5 * (bounds.high + bounds.low)
+
+
 def first_gradient(opt_state) -> list[np.ndarray]:
     """Adam's first moment after one step is a tenth of the gradient."""
     return [10.0 * x for x in leaves(optax.tree_utils.tree_get(opt_state, "mu"))]
@@ -77,17 +103,19 @@ def assert_close(ours: list[np.ndarray], theirs: list[np.ndarray], scale: float 
 
 
 def test_some_rows_end_and_some_do_not(update):
-    before, inputs, *_ = update
-    ended = rolled(before.actor, inputs).alive[-1]
-    assert 0 < float(jnp.mean(ended)) < 1  # so that the tests below see both
+    before, inputs, *_, metrics = update
+    alive = float(jnp.mean(rolled(before.actor, inputs).alive[-1]))
+    assert 0 < alive < 1  # so that the tests below see both
+    assert float(metrics["model/rollout_alive"]) == pytest.approx(alive)
 
 
 def test_the_actor_follows_critics_that_are_already_updated(update):
     before, inputs, after, opt_states, metrics = update
 
     def loss(actor, critics, bounds):
-        judged = replace(before, actor=actor, critics=critics, bounds=bounds)
-        return -actor_objective(CONTEXT, judged, rolled(actor, inputs))
+        rollout = rolled(actor, inputs)
+        last_q = jnp.mean(scaled(values(critics, rollout.obs[-1], rollout.act[-1]), bounds), axis=0)
+        return -jnp.mean(expanded(rollout, last_q, jnp.exp(before.log_temperature), first_bonus=True))
 
     value, gradient = jax.value_and_grad(loss)(before.actor, after.critics, after.bounds)
     assert_close(first_gradient(opt_states.actor), leaves(gradient))
@@ -95,10 +123,10 @@ def test_the_actor_follows_critics_that_are_already_updated(update):
     stale = jax.grad(loss)(before.actor, before.critics, after.bounds)
     apart = [np.abs(a - b).max() / np.abs(b).max() for a, b in zip(leaves(gradient), leaves(stale), strict=True)]
     assert min(apart) > 1e-2  # ten times what the comparison above allows
-    # a step of Adam goes against the gradient
+    # Adam's first step goes against the gradient, as far as the learning rate
     for old, new, slope in zip(leaves(before.actor), leaves(after.actor), leaves(gradient), strict=True):
-        steep = np.abs(slope) > 1e-3 * np.abs(slope).max()
-        np.testing.assert_array_equal(np.sign(new - old)[steep], -np.sign(slope)[steep])
+        steep = np.abs(slope) > 1e-2 * np.abs(slope).max()
+        np.testing.assert_allclose((new - old)[steep], -0.01 * np.sign(slope)[steep], rtol=1e-2)
 
 
 def test_the_actors_gradient_is_that_through_the_whole_rollout(update):
@@ -122,20 +150,13 @@ def test_the_critics_step_towards_the_expanded_value(update):
     rollout = rolled(before.actor, inputs)
     temperature, discount = np.exp(before.log_temperature), CONFIG.policy.discount
     bounds = update_bounds(CONFIG.critic, discount, True, before.bounds, rollout, jnp.asarray(temperature))
-    # Eq. 9 by hand, from the last step to the first
-    last = np.asarray(critic_values(before.target_critics, rollout.obs[-1], rollout.act[-1]))[inputs.target_critics]
-    half, middle = 0.5 * float(bounds.high - bounds.low), 0.5 * float(bounds.high + bounds.low)
-    value = np.clip((half * last + middle).min(axis=0), float(bounds.low), float(bounds.high))
-    reward, log_prob, alive = (np.asarray(x) for x in (rollout.reward, rollout.log_prob, rollout.alive))
-    horizon = len(reward)
-    total = alive[horizon] * (value - temperature * log_prob[horizon])
-    for t in reversed(range(horizon)):
-        bonus = temperature * log_prob[t] if t > 0 else 0.0
-        total = alive[t] * (reward[t] - bonus) + discount * total
+    last = values(before.target_critics, rollout.obs[-1], rollout.act[-1])[inputs.target_critics]
+    least = jnp.clip(jnp.min(scaled(last, bounds), axis=0), bounds.low, bounds.high)
+    total = expanded(rollout, least, jnp.asarray(temperature), first_bonus=False)
 
     def loss(critics):
-        q = half * critic_values(critics, rollout.obs[0], rollout.act[0], inputs.dropout) + middle
-        return jnp.sum(jnp.mean(jnp.square(q - jnp.asarray(total)[None]), axis=1))
+        q = scaled(values(critics, rollout.obs[0], rollout.act[0], inputs.dropout), bounds)
+        return jnp.sum(jnp.mean(jnp.square(q - total[None]), axis=1))
 
     value, gradient = jax.value_and_grad(loss)(before.critics)
     assert_close(first_gradient(opt_states.critics), leaves(gradient))
@@ -151,6 +172,22 @@ def test_the_critics_step_towards_the_expanded_value(update):
         rtol=1e-3,
         atol=1e-4,
     )
+
+
+def test_critics_see_observations_first_and_drop_units_only_when_asked():
+    class First(Critic):
+        scale: jax.Array
+
+        def __init__(self):
+            self.mlp, self.scale = None, jnp.ones(())  # type: ignore[assignment]
+
+        def __call__(self, inputs, seeds=None):
+            return self.scale * inputs[:, 0] + (0.0 if seeds is None else seeds.astype(jnp.float32))
+
+    obs, act = jnp.array([[1.0, 2.0]]), jnp.array([[3.0]])
+    one = jax.tree.map(lambda x: x[None], First())
+    assert critic_values(one, obs, act).tolist() == [[1.0]]
+    assert critic_values(one, obs, act, jnp.array([[10]], jnp.uint32)).tolist() == [[11.0]]
 
 
 def test_target_critics_follow_slowly(update):

@@ -1,3 +1,4 @@
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -91,7 +92,8 @@ def test_the_first_rollout_sets_the_bounds_and_later_ones_move_them():
 def test_which_rewards_set_the_bounds():
     ended = [1.0, 1.0, 0.0, 0.0]  # the -5 lies behind the termination
     assert float(bounds_after("all", ended).low) == pytest.approx(-50.0, rel=1e-5)
-    assert float(bounds_after("alive", ended).low) == pytest.approx(20.0, rel=1e-5)
+    alive = bounds_after("alive", ended)
+    assert (float(alive.low), float(alive.high)) == pytest.approx((20.0, 30.0), rel=1e-5)
     assert float(bounds_after("alive_and_zero", ended).low) == 0.0
     assert float(bounds_after("alive_and_zero", ended, can_end=False).low) == pytest.approx(20.0, rel=1e-5)
 
@@ -100,3 +102,12 @@ def test_the_bounds_count_the_entropy_bonus():
     path = rollout([1.0], [-3.0, 0.0], [1.0, 1.0])
     bounds = update_bounds(CriticConfig(quantile=0.0), 0.5, False, unknown_bounds(), path, jnp.array(2.0))
     assert float(bounds.high) == pytest.approx((1.0 + 2.0 * 3.0) / 0.5)
+
+
+def test_no_gradient_runs_through_the_bounds():
+    def high(temperature):
+        path = rollout([1.0], [-3.0, 0.0], [1.0, 1.0])
+        return update_bounds(CriticConfig(), 0.5, False, unknown_bounds(), path, temperature).high
+
+    value, gradient = jax.value_and_grad(high)(jnp.array(2.0))
+    assert float(value) == pytest.approx(14.0) and float(gradient) == 0.0
