@@ -121,3 +121,11 @@ def test_the_gradient_of_a_row_assignment_is_the_true_one():
     np.testing.assert_allclose(ours(cotangent.reshape(2, 3, 3))[0], derived(cotangent)[0])
     np.testing.assert_array_equal(assignment.to_rows(assignment.to_members(x, 2)), x)
     assert (even_shares(7, 4), even_shares(8, 4), even_shares(5, 0)) == (8, 8, 5)
+
+
+def test_a_known_reward_takes_the_place_of_the_learnt_one():
+    task = Task(1, 1, None, reward=lambda obs, act, next_obs: (100 * obs + 10 * act + next_obs)[..., 0])
+    noise = StepNoise(jnp.zeros((2, 1)), assigned(jnp.arange(2)))
+    obs, act = jnp.array([[1.0], [2.0]]), jnp.array([[0.5], [0.25]])
+    _, reward = imagine_step(task, line_world(), obs, act, noise)
+    np.testing.assert_allclose(reward, [100 + 5 + 1.5, 200 + 2.5 + 2.25], rtol=1e-5)

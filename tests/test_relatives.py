@@ -1,5 +1,6 @@
 """SVG, MBPO and SAC: the same algorithm with other values."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import jax
@@ -12,7 +13,9 @@ import doublehorizon as dh
 from doublehorizon.algorithm import agent
 from doublehorizon.algorithm.actor_critic import critic_target
 from doublehorizon.algorithm.model_buffer import ModelBuffer
-from doublehorizon.algorithm.rollouts import no_perturbations
+from doublehorizon.algorithm.networks import mean_and_std, sample_action
+from doublehorizon.algorithm.normalizer import Normalizer
+from doublehorizon.algorithm.rollouts import no_perturbations, stored_step
 from doublehorizon.algorithm.start_states import StartStates
 from doublehorizon.algorithm.types import Task, Transition
 from doublehorizon.algorithm.updates import UpdateContext, critic_rollout, draw_inputs, start_rollout
@@ -21,7 +24,7 @@ from doublehorizon.config_json import changed, from_json, to_json
 from doublehorizon.presets import PRESETS, RELATIVES
 from doublehorizon.run.run_reader import read_rows
 from kept import CONFIG, differences
-from worlds import constant_critics, line_world
+from worlds import constant_critics, line_world, random_actor, random_world
 
 SMALL = {name: changed(CONFIG, changes) for name, changes in RELATIVES.items()}
 SMALL["sac"] = changed(SMALL["sac"], {"loop.steps_per_iteration": 20})
@@ -68,6 +71,20 @@ def one_step(config, task) -> tuple:
     inputs = draw_inputs(context, steps_of_the_past(4), jr.key(1))
     rollout = start_rollout(context, policy, inputs, no_perturbations(task, inputs.noise))
     return inputs, rollout, critic_rollout(context, policy, inputs, rollout)
+
+
+def test_after_a_stored_step_the_policy_acts_in_the_state_that_it_led_to():
+    actor, key = random_actor(2, 1), jr.key(3)
+    obs, next_obs = jr.normal(key, (2, 5, 2))
+    step = Transition(obs, jnp.full((5, 1), 0.9), jnp.zeros(5), next_obs, jnp.zeros(5))
+    normalizer = Normalizer(jnp.array([0.5, -1.0]), jnp.array([2.0, 0.5]))
+    world = replace(random_world(2, 1, 2), obs_normalizer=normalizer)
+    noise = jnp.linspace(-1.0, 1.0, 5)[:, None]
+    path = stored_step(Task(2, 1, None), world, actor, step, jnp.arange(5.0), noise)
+    act, log_prob = sample_action(*mean_and_std(actor(normalizer.normalize(next_obs))), noise)
+    np.testing.assert_allclose(path.act[1], act, rtol=1e-5)
+    np.testing.assert_allclose(path.log_prob, jnp.stack([jnp.arange(5.0), log_prob]), rtol=1e-5)
+    np.testing.assert_array_equal(path.obs, jnp.stack([obs, next_obs]))
 
 
 def test_a_reward_of_one_s_own_counts_for_real_steps_too():

@@ -1,11 +1,13 @@
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import jax.random as jr
 import numpy as np
 import pytest
 
 from doublehorizon.algorithm.rollouts import (
     distribution_rollout,
+    draw_noise,
     no_perturbations,
     training_rollout,
     visited,
@@ -89,3 +91,15 @@ def test_every_action_has_its_own_noise_and_perturbation():
     gaussian = -0.5 * np.square(drawn) - np.log(std) - 0.5 * np.log(2 * np.pi)
     np.testing.assert_allclose(rollout.log_prob, gaussian - np.log(1 - np.tanh(unsquashed) ** 2), rtol=1e-4)
     np.testing.assert_allclose(rollout.obs[1:, :, 0], np.cumsum(np.tanh(unsquashed)[:-1], axis=0), rtol=1e-4)
+
+
+def test_the_random_numbers_of_a_rollout_are_independent():
+    noise = draw_noise(Task(1, 1, None, learns_termination=True), 40, 50, jr.key(0))
+    assert noise.ends is not None and float(noise.ends.min()) >= 0.0 and float(noise.ends.max()) < 1.0
+    assert float(jnp.mean(noise.ends)) == pytest.approx(0.5, abs=0.03)
+    parts = [noise.act[:-1, :, 0], noise.step.state[:, :, 0], noise.ends, noise.step.assignment.order.astype(float)]
+    apart = np.corrcoef([np.asarray(x).ravel() for x in parts])
+    assert np.abs(apart - np.eye(4)).max() < 0.08
+    assert np.abs(np.corrcoef(np.asarray(noise.act[:, :, 0])) - np.eye(41)).max() < 0.6  # steps differ too
+    for x in parts[:2]:
+        assert (float(jnp.mean(x)), float(jnp.std(x))) == pytest.approx((0.0, 1.0), abs=0.08)
