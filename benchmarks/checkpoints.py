@@ -21,7 +21,7 @@ from doublehorizon.algorithm.devices import find_devices, using
 from doublehorizon.config import LoopConfig
 from doublehorizon.envs.make import describe, make
 from doublehorizon.presets import preset
-from doublehorizon.run import checkpoints
+from doublehorizon.run import checkpoint_writer
 from doublehorizon.run.progress import begin
 from doublehorizon.run.replay_files import Archived
 
@@ -62,7 +62,7 @@ def measure(progress, stored: int, folder: Path) -> dict[str, float]:
         state = progress.update(iteration=stored // 1000)
         # what was stored before is taken to be on the disk
         progress.machinery.archived = Archived(stored - 1000, "00" * 32)
-        writer = checkpoints.CheckpointWriter(folder, progress)
+        writer = checkpoint_writer.CheckpointWriter(folder, progress)
         begun = time.perf_counter()
         writer.write(state)
         waited = time.perf_counter()

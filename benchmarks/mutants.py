@@ -204,7 +204,7 @@ TABLES["algorithm/updates.py"] = (
         ("obs = normalizer.normalize(rollout.obs[0])", "obs = normalizer.normalize(rollout.obs[-1])"),
         ("obs = normalizer.normalize(rollout.obs[0])", "obs = rollout.obs[0]"),
         ("critic_values(critics, obs, rollout.act[0]", "critic_values(critics, obs, rollout.act[-1]"),
-        ("rollout.act[0], inputs.dropout)", "rollout.act[0])"),
+        ("rollout.act[0], inputs.dropout_seeds)", "rollout.act[0])"),
         ("rows(context.world.obs_normalizer.normalize(visited))", "rows(visited)"),
         ("(critic.members,)))[: critic.target_members]", "(critic.members,)))"),
         ("if steps is None:", "if True:"),
@@ -242,8 +242,8 @@ TABLES["algorithm/rollouts.py"] = (
         ("ends=jr.uniform(key_ends,", "ends=jr.normal(key_ends,"),
     ],
 )
-TABLES["algorithm/dynamics.py"] = (
-    "dynamics termination_model",
+TABLES["algorithm/world_model.py"] = (
+    "world_model termination_model",
     [
         ("jnp.exp(member.log_noise[1:])[None]", "jnp.exp(world.members.log_noise[0, 1:])[None]"),
         (".at[:, 1:].add(", ".at[:, :-1].add("),
@@ -262,7 +262,7 @@ TABLES["algorithm/dynamics.py"] = (
     ],
 )
 TABLES["algorithm/ensemble.py"] = (
-    "dynamics",
+    "world_model",
     [
         ("_permute(x.reshape(-1, x.shape[-1]), self.inverse, self.order)", "x.reshape(-1, x.shape[-1])"),
         ("_permute(cotangent, orders[1], orders[0])", "_permute(cotangent, orders[0], orders[1])"),
@@ -270,8 +270,8 @@ TABLES["algorithm/ensemble.py"] = (
         ("return -(-num_rows // max(1, num_members))", "return (num_rows // max(1, num_members))"),
     ],
 )
-TABLES["algorithm/fit.py"] = (
-    "fit",
+TABLES["algorithm/model_fit.py"] = (
+    "model_fit",
     [
         ("jnp.exp(-2.0 * log_noise)[None]", "jnp.exp(-log_noise)[None]"),
         ("jnp.sum(0.5 * error + jnp.maximum", "jnp.sum(error + jnp.maximum"),
@@ -306,8 +306,8 @@ TABLES["algorithm/fit.py"] = (
         ("jnp.where(fitting, chosen, num_seeds)", "chosen"),
     ],
 )
-TABLES["algorithm/replay.py"] = (
-    "replay",
+TABLES["algorithm/replay_buffer.py"] = (
+    "replay_buffer",
     [
         ("at = (replay.position + jnp.arange(num_rows)) % capacity", "at = jnp.arange(num_rows) % capacity"),
         ("position=(replay.position + num_rows) % capacity", "position=replay.position + num_rows"),
@@ -324,7 +324,7 @@ TABLES["algorithm/replay.py"] = (
     ],
 )
 TABLES["algorithm/normalizer.py"] = (
-    "dynamics",
+    "world_model",
     [
         ("return (x - _along(self.mean, x)) / _along", "return (x + _along(self.mean, x)) / _along"),
         ("x * _along(self.std, x) + _along(self.mean, x)", "(x + _along(self.mean, x)) * _along(self.std, x)"),

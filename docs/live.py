@@ -10,7 +10,7 @@ from unittest.mock import patch
 from rich.console import Console
 
 import doublehorizon as dh
-from doublehorizon.training.view import View
+from doublehorizon.training.live_view import View
 
 SHOWN_AT = 2600
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from doublehorizon.config import LoopConfig
-from doublehorizon.run import checkpoints
+from doublehorizon.run import checkpoint_writer
 from worlds import TINY
 
 EACH = LoopConfig(
@@ -16,7 +16,7 @@ CONFIG = replace(TINY, loop=EACH)
 def differences(one: Path, other: Path) -> list[str]:
     """Files of two runs that differ: their curves, but for times, and their last checkpoints."""
     found = [name for name in ("eval.csv", "progress.csv") if without_times(one / name) != without_times(other / name)]
-    step = checkpoints.steps_kept(one)[-1]
+    step = checkpoint_writer.steps_kept(one)[-1]
     states = [folder / "checkpoints" / str(step) / "state.safetensors" for folder in (one, other)]
     if not states[1].exists() or states[0].read_bytes() != states[1].read_bytes():
         found.append(str(states[1]))

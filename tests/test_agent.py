@@ -21,8 +21,8 @@ from doublehorizon.algorithm.updates import (
 from doublehorizon.config import Config, Horizons
 from doublehorizon.envs.make import describe, factory, make
 from doublehorizon.run.progress import Progress, begin
+from doublehorizon.training.live_view import View
 from doublehorizon.training.train import train
-from doublehorizon.training.view import View
 from worlds import TINY, budget
 
 SPEC = describe(make("Pendulum-v1"))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import doublehorizon as dh
-from doublehorizon.algorithm import replay as replays
+from doublehorizon.algorithm import replay_buffer as replays
 from doublehorizon.algorithm.actor_critic import ActorCritic
 from doublehorizon.algorithm.agent import initial_state
 from doublehorizon.algorithm.ensemble import ensemble

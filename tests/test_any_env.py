@@ -12,7 +12,7 @@ from gymnasium.spaces import Box
 import doublehorizon as dh
 from doublehorizon.config import LoopConfig
 from doublehorizon.run.progress import fetch_policies
-from doublehorizon.training.view import View
+from doublehorizon.training.live_view import View
 from worlds import TINY
 
 

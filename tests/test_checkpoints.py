@@ -16,15 +16,15 @@ import pytest
 
 import doublehorizon as dh
 from doublehorizon.algorithm.devices import fetch
-from doublehorizon.run import checkpoints
+from doublehorizon.run import checkpoint_writer
 from doublehorizon.signals import Stopped, stoppable
-from doublehorizon.training import learning
+from doublehorizon.training import learning_phase
 from kept import CONFIG, EACH, differences, without_times
 from worlds import TINY
 
 
 def test_the_last_checkpoints_are_kept_and_the_replay_is_in_pieces(run):
-    assert checkpoints.steps_kept(run) == [60, 80, 100]
+    assert checkpoint_writer.steps_kept(run) == [60, 80, 100]
     pieces = sorted(path.name for path in (run / "replay").iterdir())
     assert pieces == [f"{rows:012d}.safetensors" for rows in (20, 40, 60, 80, 100)]
     assert json.loads((run / "config.json").read_text())["steps"] == 100
@@ -70,7 +70,7 @@ def test_a_run_with_learnt_termination_and_several_environments_goes_on_exactly(
     model().learn(80, out=whole)
     with pytest.raises(ZeroDivisionError):
         model().learn(80, out=cut, callback=lambda progress: 1 // (progress.step < 60))
-    assert checkpoints.steps_kept(cut)[-1] == 40
+    assert checkpoint_writer.steps_kept(cut)[-1] == 40
     dh.DHMBPO.load(cut).resume(cut)
     assert not differences(whole, cut)
 
@@ -89,13 +89,13 @@ def test_a_run_from_records_goes_on_exactly(tmp_path):
     dh.DHMBPO("Pendulum-v1", config=CONFIG, data=data).learn(40, out=whole)
     with pytest.raises(ZeroDivisionError):
         dh.DHMBPO("Pendulum-v1", config=CONFIG, data=data).learn(40, out=cut, callback=lambda p: 1 // 0)
-    assert checkpoints.steps_kept(cut) == [0]
+    assert checkpoint_writer.steps_kept(cut) == [0]
     dh.DHMBPO.load(cut).resume(cut)
     assert not differences(whole, cut)
 
 
 def test_another_machine_is_told(copy, monkeypatch):
-    here = checkpoints.machine
+    here = checkpoint_writer.machine
     monkeypatch.setattr("doublehorizon.run.checkpoint_reader.machine", lambda devices: here(devices) | {"cores": 999})
     model = dh.DHMBPO.load(copy)
     with pytest.warns(UserWarning, match=r"not bit for bit .*cores \d+ is now 999"):
@@ -127,7 +127,7 @@ def test_an_interrupt_saves_what_was_not_saved_yet(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         dh.DHMBPO("Pendulum-v1", seeds=2, config=config).learn(100, out=tmp_path / "run", callback=interrupt)
-    assert checkpoints.steps_kept(tmp_path / "run") == [0, 60]
+    assert checkpoint_writer.steps_kept(tmp_path / "run") == [0, 60]
     pieces = sorted(path.stem for path in (tmp_path / "run" / "replay").iterdir())
     assert pieces == [f"{60:012d}"]
 
@@ -149,14 +149,14 @@ def test_a_signal_is_heard_while_the_device_works():
 
 
 def test_a_signal_inside_an_iteration_leaves_the_run_at_its_last_boundary(monkeypatch):
-    model, fetched = dh.DHMBPO("Pendulum-v1", seeds=2, config=CONFIG), learning.fetch
+    model, fetched = dh.DHMBPO("Pendulum-v1", seeds=2, config=CONFIG), learning_phase.fetch
 
     def interrupted(tree):
         if model.num_timesteps == 60:  # the second iteration that learns has stored its steps, and is being fitted
             os.kill(os.getpid(), signal.SIGTERM)
         return fetched(tree)
 
-    monkeypatch.setattr(learning, "fetch", interrupted)
+    monkeypatch.setattr(learning_phase, "fetch", interrupted)
     with pytest.raises(KeyboardInterrupt, match="SIGTERM"):
         model.learn(100)
     assert model.num_timesteps == 40 and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
@@ -178,7 +178,7 @@ def test_an_agent_that_was_overtaken_does_not_undo_the_run(copy):
     before = (copy / "progress.csv").read_text()
     with pytest.raises(dh.UserError, match="has gone on to step 140, but this agent stands at step 100"):
         stale.resume(copy, 120)
-    assert checkpoints.steps_kept(copy)[-1] == 140 and (copy / "progress.csv").read_text() == before
+    assert checkpoint_writer.steps_kept(copy)[-1] == 140 and (copy / "progress.csv").read_text() == before
 
 
 def test_learning_elsewhere_in_between_leaves_the_logs_alone(copy):
@@ -186,7 +186,7 @@ def test_learning_elsewhere_in_between_leaves_the_logs_alone(copy):
     model = dh.DHMBPO.load(copy).learn(20)
     model.learn(20, out=copy)
     assert (copy / "progress.csv").read_text().startswith(before)
-    assert checkpoints.steps_kept(copy)[-1] == 140
+    assert checkpoint_writer.steps_kept(copy)[-1] == 140
 
 
 def test_an_agent_saved_in_a_callback_is_exact(run, tmp_path):

@@ -15,7 +15,7 @@ from doublehorizon import atomic_files
 from doublehorizon.analysis.curves import task_of
 from doublehorizon.cli.resume import _is_deterministic
 from doublehorizon.errors import RunError
-from doublehorizon.run import checkpoints
+from doublehorizon.run import checkpoint_writer
 from doublehorizon.run.checkpoint_reader import read_newest
 from kept import differences
 from worlds import TINY
@@ -26,7 +26,7 @@ def test_a_file_is_never_imported_from(copy):
         path = checkpoint / "checkpoint.json"
         about = json.loads(path.read_text())["checkpoint"]
         about["env"] |= {"name": "os:system", "registered": True}
-        sealed = {"digest": atomic_files.digest(checkpoints.canonical(about)), "checkpoint": about}
+        sealed = {"digest": atomic_files.digest(checkpoint_writer.canonical(about)), "checkpoint": about}
         path.write_text(json.dumps(sealed))
     with pytest.raises(dh.UserError, match="pass the environment too"):
         dh.DHMBPO.load(copy)
@@ -74,7 +74,9 @@ def test_without_a_whole_checkpoint_the_first_damage_is_told(copy):
 def test_a_checkpoint_of_another_version_says_which(copy):
     path = copy / "checkpoints" / "100" / "checkpoint.json"
     about = json.loads(path.read_text())["checkpoint"] | {"format": "doublehorizon-checkpoint-9", "version": "9.1"}
-    path.write_text(json.dumps({"digest": atomic_files.digest(checkpoints.canonical(about)), "checkpoint": about}))
+    path.write_text(
+        json.dumps({"digest": atomic_files.digest(checkpoint_writer.canonical(about)), "checkpoint": about})
+    )
     with pytest.raises(dh.UserError, match=r"written by doublehorizon 9\.1 in the format 'doublehorizon-checkpoint-9'"):
         dh.DHMBPO.load(copy)
 
@@ -174,7 +176,9 @@ def load_forged(run, data, value) -> None:
         inner = inner[key]
     inner[place[-1]] = value
     try:
-        path.write_text(json.dumps({"digest": atomic_files.digest(checkpoints.canonical(about)), "checkpoint": about}))
+        path.write_text(
+            json.dumps({"digest": atomic_files.digest(checkpoint_writer.canonical(about)), "checkpoint": about})
+        )
         model = dh.DHMBPO.load(run, device="cpu")
         assert model.num_timesteps in (80, 100)
     except dh.UserError as problem:

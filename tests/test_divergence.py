@@ -11,7 +11,7 @@ from doublehorizon.algorithm.agent import AgentState
 from doublehorizon.algorithm.divergence import signs_of_divergence
 from doublehorizon.errors import RunError
 from doublehorizon.run.progress import Progress
-from doublehorizon.training import learning
+from doublehorizon.training import learning_phase
 from worlds import TINY
 
 
@@ -23,14 +23,14 @@ def poisoned(state: AgentState, seed: int, value: float) -> AgentState:
 def train_with_poison(monkeypatch, attempts: set[int], value: float = np.nan, out=None) -> dh.DHMBPO:
     """Four seeds; the given attempts at learning, counted from 0, end with a value in seed 2's actor."""
     model = dh.DHMBPO("Pendulum-v1", seeds=4, config=TINY)
-    attempt, count = learning._attempt, iter(range(100))
+    attempt, count = learning_phase._attempt, iter(range(100))
 
     def hurt(*arguments):
         state, metrics = attempt(*arguments)
         return (poisoned(state, 2, value) if next(count) in attempts else state), metrics
 
     with monkeypatch.context() as patch:
-        patch.setattr(learning, "_attempt", hurt)
+        patch.setattr(learning_phase, "_attempt", hurt)
         return model.learn(80, out=out)
 
 

@@ -8,7 +8,7 @@ from gymnasium.spaces import Box, Discrete
 from doublehorizon.acting.env_runner import EnvRunner
 from doublehorizon.config import Config, LoopConfig
 from doublehorizon.envs import paper
-from doublehorizon.envs.check import complaints
+from doublehorizon.envs.gym_check import complaints
 from doublehorizon.envs.make import Simulator, describe, factory, make
 from doublehorizon.envs.spaces import flat_observations
 from doublehorizon.envs.termination import never

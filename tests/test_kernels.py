@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from doublehorizon.algorithm import kernels
-from doublehorizon.algorithm.kernels import Activation, Plan, mlp
+from doublehorizon.algorithm.kernels import Activation, MlpSpec, mlp
 from doublehorizon.algorithm.networks import dropout_seeds
 
 SIZES = (5, 16, 16, 16, 3)
-PLAN = Plan((Activation(0.3, 1.0, 0), Activation(0.2, 0.1, 77), Activation(0.0, None, 99)), "float32")
+PLAN = MlpSpec((Activation(0.3, 1.0, 0), Activation(0.2, 0.1, 77), Activation(0.0, None, 99)), "float32")
 
 
 def network(key):
@@ -23,23 +23,23 @@ def network(key):
     return weights, tuple(0.3 * jr.normal(k, pair[1:]) for k, pair in zip(keys[4:], pairs, strict=True))
 
 
-def run(plan, num_rows=16, members=2):
+def run(spec, num_rows=16, members=2):
     """Outputs of two members for the same rows, and all slopes of a function of them."""
     weights, biases = jax.vmap(network)(jr.split(jr.key(0), members))
     x = jr.normal(jr.key(1), (num_rows, SIZES[0]))
     seeds = dropout_seeds(members * num_rows, jr.key(2)).reshape(members, num_rows)
 
     def total(weights, biases, x):
-        out = jax.vmap(lambda w, b, s: mlp(plan, w, b, x, s))(weights, biases, seeds)
+        out = jax.vmap(lambda w, b, s: mlp(spec, w, b, x, s))(weights, biases, seeds)
         return 1e-3 * jnp.sum(jnp.sin(out)), out
 
     slopes, out = jax.grad(total, argnums=(0, 1, 2), has_aux=True)(weights, biases, x)
     return jax.tree.leaves((out, slopes))
 
 
-def chain(plan, weights, biases, x, seeds):
+def chain(spec, weights, biases, x, seeds):
     """The same network without the gradient rule."""
-    for activation, weight, bias in zip(plan.activations, weights, biases, strict=False):
+    for activation, weight, bias in zip(spec.activations, weights, biases, strict=False):
         x = kernels._activate(activation, x @ weight + bias[None], seeds)
     return x @ weights[-1] + biases[-1][None]
 

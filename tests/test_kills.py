@@ -18,7 +18,7 @@ import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that runs tests in the background turns it off
 from doublehorizon import atomic_files
 from doublehorizon.training import evaluations
-from doublehorizon.training import view
+from doublehorizon.training import live_view
 def announce(owner, name, words):
     inner = getattr(owner, name)
     def outer(*arguments, **named):

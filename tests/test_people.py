@@ -21,10 +21,10 @@ from doublehorizon.analysis.export import export_policy
 from doublehorizon.analysis.report import write_report
 from doublehorizon.analysis.video import record_video
 from doublehorizon.cli import _status
-from doublehorizon.envs.catalogue import GROUPS
 from doublehorizon.envs.make import describe, make
+from doublehorizon.envs.registry import GROUPS
 from doublehorizon.run.run_reader import read_rows, read_run
-from doublehorizon.training.view import View, sparkline
+from doublehorizon.training.live_view import View, sparkline
 from worlds import TINY
 
 

@@ -15,7 +15,7 @@ from doublehorizon.algorithm.actor_critic import critic_target
 from doublehorizon.algorithm.model_buffer import ModelBuffer
 from doublehorizon.algorithm.networks import mean_and_std, sample_action
 from doublehorizon.algorithm.normalizer import Normalizer
-from doublehorizon.algorithm.rollouts import no_perturbations, stored_step
+from doublehorizon.algorithm.rollouts import no_perturbations, one_step_rollout
 from doublehorizon.algorithm.start_states import StartStates
 from doublehorizon.algorithm.types import Task, Transition
 from doublehorizon.algorithm.updates import UpdateContext, critic_rollout, draw_inputs, start_rollout
@@ -55,7 +55,7 @@ def test_the_target_of_a_single_step_by_hand(name):
     # the smaller of two critics says 20
     target = critic_target(config, policy, context.world.obs_normalizer, path, jnp.array([0, 1]))
     # its standard deviation is 1e-5 (the least), and the noise was drawn: log N - log(1 - a^2), by hand
-    noise = np.asarray(inputs.next_act)[:, 0]
+    noise = np.asarray(inputs.next_act_noise)[:, 0]
     std = 1e-5 + np.log1p(np.exp(-20.0))
     log_prob = -0.5 * noise**2 - np.log(std) - 0.5 * np.log(2 * np.pi) - np.log(1 - 0.25**2)
     alive = 1.0 - np.asarray(start.terminated)
@@ -80,7 +80,7 @@ def test_after_a_stored_step_the_policy_acts_in_the_state_that_it_led_to():
     normalizer = Normalizer(jnp.array([0.5, -1.0]), jnp.array([2.0, 0.5]))
     world = replace(random_world(2, 1, 2), obs_normalizer=normalizer)
     noise = jnp.linspace(-1.0, 1.0, 5)[:, None]
-    path = stored_step(Task(2, 1, None), world, actor, step, jnp.arange(5.0), noise)
+    path = one_step_rollout(Task(2, 1, None), world, actor, step, jnp.arange(5.0), noise)
     act, log_prob = sample_action(*mean_and_std(actor(normalizer.normalize(next_obs))), noise)
     np.testing.assert_allclose(path.act[1], act, rtol=1e-5)
     np.testing.assert_allclose(path.log_prob, jnp.stack([jnp.arange(5.0), log_prob]), rtol=1e-5)

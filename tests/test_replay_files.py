@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from doublehorizon.algorithm.replay import add, empty
+from doublehorizon.algorithm.replay_buffer import add, empty
 from doublehorizon.algorithm.types import Transition
 from doublehorizon.run import replay_files
 from doublehorizon.run.progress import Archived

@@ -9,7 +9,7 @@ import pytest
 from doublehorizon import presets
 from doublehorizon.algorithm import kernels, rollouts
 from doublehorizon.algorithm.agent import initial_state
-from doublehorizon.algorithm.fit import Examples, Minibatches, _gradient_step, _optimizer
+from doublehorizon.algorithm.model_fit import Examples, Minibatches, _gradient_step, _optimizer
 from doublehorizon.algorithm.start_states import StartStates
 from doublehorizon.algorithm.types import Task
 from doublehorizon.algorithm.updates import (

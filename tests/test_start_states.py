@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from doublehorizon.algorithm import model_buffer
-from doublehorizon.algorithm import replay as replays
+from doublehorizon.algorithm import replay_buffer as replays
 from doublehorizon.algorithm.model_buffer import ModelBuffer, States
-from doublehorizon.algorithm.start_states import empty_model_buffer, kept_rows, start_states, stored_steps
+from doublehorizon.algorithm.start_states import as_transitions, empty_model_buffer, kept_rows, start_states
 from doublehorizon.algorithm.types import Task, Transition
 from doublehorizon.config_json import changed
 from worlds import TINY
@@ -49,7 +49,7 @@ def test_only_stored_states_are_drawn():
     assert drawn(filled(100, states(1, 2, 3))) == {1.0, 2.0, 3.0}
 
 
-def real_rows() -> replays.Replay:
+def real_rows() -> replays.ReplayBuffer:
     """Twenty rows: observations 100, 101, ..., of which ten count."""
     obs = 100.0 + jnp.arange(20.0)[:, None]
     rows = Transition(obs, 0 * obs, obs[:, 0], obs + 1, 0 * obs[:, 0])
@@ -79,11 +79,11 @@ def test_what_a_distribution_rollout_leaves():
     steps = Transition(obs, act, act[..., 0], next_obs, jnp.zeros((3, 2)))
     last = jnp.array([[-1.0], [-2.0]])
     with_rollouts = kept_rows(TINY, steps, last)
-    assert isinstance(with_rollouts, States) and stored_steps(with_rollouts) is None
+    assert isinstance(with_rollouts, States) and as_transitions(with_rollouts) is None
     np.testing.assert_array_equal(with_rollouts.obs[:, 0], [0, 1, 2, 3, 4, 5, -1, -2])
     config = changed(TINY, {"horizons.training": 0})
     single_steps = kept_rows(config, steps, last)
-    assert isinstance(single_steps, Transition) and stored_steps(single_steps) is single_steps
+    assert isinstance(single_steps, Transition) and as_transitions(single_steps) is single_steps
     np.testing.assert_array_equal(single_steps.obs[:, 0], np.arange(6))
     np.testing.assert_array_equal(single_steps.next_obs[:, 0], 12 + np.arange(6))
     for one, rows in ((TINY, with_rollouts), (config, single_steps)):

@@ -9,14 +9,14 @@ import jax.random as jr
 import numpy as np
 import pytest
 
-from doublehorizon.algorithm import replay as replays
-from doublehorizon.algorithm.dynamics import continuation
-from doublehorizon.algorithm.networks import Classifier
+from doublehorizon.algorithm import replay_buffer as replays
+from doublehorizon.algorithm.networks import TerminationClassifier
 from doublehorizon.algorithm.normalizer import identity
 from doublehorizon.algorithm.rollouts import distribution_rollout, draw_noise, no_perturbations, training_rollout
 from doublehorizon.algorithm.termination_model import TerminationModel, fit_termination_model
 from doublehorizon.algorithm.termination_model import untrained_termination_model as untrained
 from doublehorizon.algorithm.types import Task, Transition
+from doublehorizon.algorithm.world_model import continuation
 from doublehorizon.config import TerminatorConfig
 from worlds import ConstantActor, LineMlp, budget, line_world, random_actor
 
@@ -24,13 +24,13 @@ CONFIG = TerminatorConfig(members=2, width=32, learning_rate=3e-3, batches=600)
 TASK = Task(1, 1, None, learns_termination=True)
 
 
-def stored(obs: np.ndarray, terminated: np.ndarray) -> replays.Replay:
+def stored(obs: np.ndarray, terminated: np.ndarray) -> replays.ReplayBuffer:
     """Steps that stay where they are."""
     rows = Transition(*(jnp.asarray(x, jnp.float32) for x in (obs, 0 * obs, obs[:, 0], obs, terminated)))
     return replays.add(replays.empty(len(obs), 1, 1, 2, 5), rows, jr.key(0))
 
 
-def fitted(replay: replays.Replay, config: TerminatorConfig = CONFIG) -> tuple[TerminationModel, dict]:
+def fitted(replay: replays.ReplayBuffer, config: TerminatorConfig = CONFIG) -> tuple[TerminationModel, dict]:
     work = budget(replay.rows.reward.shape[0], ends=config.batches)
     before = untrained(config, 1, 1, jr.key(1))
     fit = eqx.filter_jit(lambda *inputs: fit_termination_model(config, work, *inputs))
@@ -74,7 +74,7 @@ def test_where_every_step_ends_it_says_so():
     assert calibration["termination/recall"] == 1.0
 
 
-class PastOne(Classifier):
+class PastOne(TerminationClassifier):
     """Ends with the probability 0.25 past 1."""
 
     def __init__(self):
@@ -112,7 +112,7 @@ def test_distribution_rollouts_end_as_often_as_the_probability_says():
     assert np.all(np.asarray(steps.obs[1:, :, 0])[~ended] > 2.0)
 
 
-class RightIsDangerous(Classifier):
+class RightIsDangerous(TerminationClassifier):
     """The further to the right a step leads, the likelier it ends: the logit is twice the new position."""
 
     def __init__(self):

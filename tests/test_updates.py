@@ -150,12 +150,12 @@ def test_the_critics_step_towards_the_expanded_value(update):
     rollout = rolled(before.actor, inputs)
     temperature, discount = np.exp(before.log_temperature), CONFIG.policy.discount
     bounds = update_bounds(CONFIG.critic, discount, True, before.bounds, rollout, jnp.asarray(temperature))
-    last = values(before.target_critics, rollout.obs[-1], rollout.act[-1])[inputs.target_critics]
+    last = values(before.target_critics, rollout.obs[-1], rollout.act[-1])[inputs.target_indices]
     least = jnp.clip(jnp.min(scaled(last, bounds), axis=0), bounds.low, bounds.high)
     total = expanded(rollout, least, jnp.asarray(temperature), first_bonus=False)
 
     def loss(critics):
-        q = scaled(values(critics, rollout.obs[0], rollout.act[0], inputs.dropout), bounds)
+        q = scaled(values(critics, rollout.obs[0], rollout.act[0], inputs.dropout_seeds), bounds)
         return jnp.sum(jnp.mean(jnp.square(q - total[None]), axis=1))
 
     value, gradient = jax.value_and_grad(loss)(before.critics)
@@ -166,7 +166,7 @@ def test_the_critics_step_towards_the_expanded_value(update):
     assert float(bounds.low) != float(before.bounds.low)
     np.testing.assert_allclose(
         critic_target(
-            CONFIG, replace(before, bounds=bounds), CONTEXT.world.obs_normalizer, rollout, inputs.target_critics
+            CONFIG, replace(before, bounds=bounds), CONTEXT.world.obs_normalizer, rollout, inputs.target_indices
         ),
         total,
         rtol=1e-3,
@@ -220,8 +220,10 @@ def test_inputs_of_an_update_are_drawn_apart():
     buffer = ModelBuffer(States(jnp.arange(50.0)[:, None] * jnp.ones((1, 3))), jnp.array(0), jnp.array(50))
     keys = jr.split(jr.key(0), 600)
     many = jax.vmap(lambda key: draw_inputs(CONTEXT, StartStates(None, buffer), key))(keys)
-    chosen = np.asarray(many.target_critics)
+    chosen = np.asarray(many.target_indices)
     assert chosen.shape == (600, 2) and np.all(chosen[:, 0] != chosen[:, 1])
     assert np.all(np.abs(np.bincount(chosen.ravel()) - 400) < 60)
-    assert len(np.unique(np.asarray(many.dropout[0]))) == 3 * CONFIG.policy.batch_size
-    assert abs(np.corrcoef(np.asarray(many.next_act).ravel(), np.asarray(many.noise.act[:, 0]).ravel())[0, 1]) < 0.05
+    assert len(np.unique(np.asarray(many.dropout_seeds[0]))) == 3 * CONFIG.policy.batch_size
+    assert (
+        abs(np.corrcoef(np.asarray(many.next_act_noise).ravel(), np.asarray(many.noise.act[:, 0]).ravel())[0, 1]) < 0.05
+    )

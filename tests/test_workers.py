@@ -264,7 +264,7 @@ def test_workers_leave_with_their_crew():
 
 
 def test_neither_workers_nor_policies_import_jax():
-    modules = "doublehorizon, doublehorizon.acting.workers, doublehorizon.acting.policy, doublehorizon.envs.catalogue"
+    modules = "doublehorizon, doublehorizon.acting.workers, doublehorizon.acting.policy, doublehorizon.envs.registry"
     code = f"import sys, {modules}; print('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"
 

@@ -5,14 +5,14 @@ import jax.numpy as jnp
 import jax.random as jr
 
 from doublehorizon.algorithm.actor_critic import ActorCritic
-from doublehorizon.algorithm.dynamics import StepNoise, WorldModel
 from doublehorizon.algorithm.ensemble import RowAssignment, ensemble
-from doublehorizon.algorithm.kernels import Plan
+from doublehorizon.algorithm.kernels import MlpSpec
 from doublehorizon.algorithm.networks import Actor, Critic, Dynamics, Mlp
 from doublehorizon.algorithm.normalizer import identity
 from doublehorizon.algorithm.rollouts import RolloutNoise
 from doublehorizon.algorithm.types import Budget
 from doublehorizon.algorithm.values import Bounds
+from doublehorizon.algorithm.world_model import StepNoise, WorldModel
 from doublehorizon.config import (
     Config,
     CriticConfig,
@@ -41,7 +41,7 @@ class LineMlp(Mlp):
     drift: jax.Array
 
     def __init__(self, drift):
-        self.layers, self.plan, self.drift = (), Plan((), "float32"), drift
+        self.layers, self.spec, self.drift = (), MlpSpec((), "float32"), drift
 
     def __call__(self, x, seeds=None):
         position, act = x[:, 0], x[:, 1]

@@ -15,20 +15,20 @@ from doublehorizon.acting.recorded_data import Source, load_transitions
 from doublehorizon.acting.workers import WorkerPool
 from doublehorizon.algorithm.devices import find_devices, forget_programs, use_compilation_cache, using
 from doublehorizon.config import Config, seed_iterations, steps_per_iteration
-from doublehorizon.envs.check import complaints, is_users_own
+from doublehorizon.envs.gym_check import complaints, is_users_own
 from doublehorizon.envs.make import EnvLike, EnvSpec, Simulator, describe, factory
 from doublehorizon.envs.spaces import flat_observations
 from doublehorizon.errors import UserError
 from doublehorizon.jax_settings import DETERMINISTIC_FLAG, asked_for_determinism
-from doublehorizon.run import checkpoints, run_folder
+from doublehorizon.run import checkpoint_writer, run_folder
 from doublehorizon.run.checkpoint_reader import read_newest, read_step, restore
 from doublehorizon.run.prior_knowledge import PriorKnowledge
 from doublehorizon.run.progress import Progress, begin, capacity_for, extend
 from doublehorizon.run.replay_files import Archived
 from doublehorizon.run.trackers import Tracker
 from doublehorizon.signals import stoppable
+from doublehorizon.training.live_view import View, introduction
 from doublehorizon.training.train import CallbackLike, train
-from doublehorizon.training.view import View, introduction
 
 
 class DHMBPO:
@@ -39,7 +39,7 @@ class DHMBPO:
             environment, or an environment (for one seed).
         seed: the first seed.
         seeds: how many seeds to train side by side: `seed`, `seed + 1`, ...
-        config: the numbers of the algorithm; the paper's if None. `dh.presets` has others.
+        config: the numbers of the algorithm; `dh.Config()` if None. `dh.presets` has others.
         device: "cpu", "gpu" or None for the best there is. Of several GPUs as many are used as share the seeds out
             evenly.
         termination_rule: your own, from next observations `[..., obs]` to flags `[...]`, of operators, array methods or
@@ -282,10 +282,10 @@ class DHMBPO:
         path = Path(path)
         if (path / "config.json").exists():
             raise UserError(f"{path} holds a run. Choose another folder for the agent.")
-        if path.exists() and not checkpoints.steps_kept(path) and (not path.is_dir() or any(path.iterdir())):
+        if path.exists() and not checkpoint_writer.steps_kept(path) and (not path.is_dir() or any(path.iterdir())):
             raise UserError(f"{path} is not empty and holds no agent. Choose another folder.")
         with using(self.devices):
-            checkpoints.save_agent(self._progress, path)
+            checkpoint_writer.save_agent(self._progress, path)
 
     @classmethod
     def load(

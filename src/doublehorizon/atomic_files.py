@@ -94,7 +94,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def refuse_links(folder: Path, inside: tuple[str, ...] = ()) -> None:
-    """A link in the folder, or in those `inside` it, is a user's mistake: writing must not be led out of it."""
+    """Raises a `UserError` if there is a link in the folder, or in those `inside` it: writing must not be led out."""
     for root in (folder, *(folder / name for name in inside)):
         for path in root.iterdir() if root.is_dir() else ():
             if path.is_symlink():

@@ -82,7 +82,7 @@ class FitConfig:
     """A fit also ends after this many times its most epochs, counted in minibatches. Early fits, with one or two
     minibatches per epoch, may use all their epochs, later ones, with six, a third. None: no such end, as the paper."""
     first_effort: Positive = 5.0
-    """The first fit and the first policy optimisation are this many times longer."""
+    """Factor on the epochs, the termination model's minibatches and the joint updates of the first fit's iteration."""
     accept_p: Share = 0.1
     """A new best model must beat the old one at this significance level in a paired test."""
     keep_p: Share = 0.5
@@ -128,7 +128,7 @@ class CriticConfig:
     norm_eps: Positive | None = 1e-5
     """LayerNorm's epsilon before layers 2, 3 and 4. None: no LayerNorm."""
     target_rate: MovingRate = 0.005
-    """Share of the critics that moves into the target critics with each update."""
+    """Polyak rate (tau): share of the critics that moves into the target critics with each update."""
     quantile: Annotated[float, Interval(ge=0, lt=0.5)] = 0.01
     """The bounds of Q come from this quantile of imagined rewards and its mirror image."""
     bounds_rate: MovingRate = 3e-4
@@ -145,7 +145,7 @@ class PolicyConfig:
     width: Count = 256
     """Units of each of the actor's three hidden layers."""
     batch_size: Count = 256
-    """Imagined trajectories per update, and per distribution rollout."""
+    """Start states, and so imagined trajectories, of an update. A distribution rollout has this many, or a multiple."""
     learning_rate: Positive = 3e-4
     """Adam's step size for actor, critics and temperature."""
     keep_moments: bool = False
@@ -187,7 +187,7 @@ class LoopConfig:
     """Iterations of random actions before the first fit. None: max(5, 1000 / steps_per_iteration). There are none where
     transitions come from a file."""
     evaluate_every: Count = 10
-    """Iterations between evaluations; there is one after the first fit and one at the end, too."""
+    """Iterations between evaluations; there is one at step 0, after the first fit and at the end, too."""
     evaluation_episodes: CountOrZero = 10
     """Test episodes per evaluation, with the deterministic policy. 0: none, where every step is dear."""
     time_limit: Count | None = None
@@ -208,7 +208,8 @@ class LoopConfig:
 
 @dataclass(frozen=True)
 class Config:
-    """A whole experiment's numbers. The defaults are the paper's, for every task."""
+    """A whole experiment's numbers, one set for every task. The defaults are the paper's, but for shorter late fits and
+    less exact products on a GPU; `presets.paper` has the paper's."""
 
     horizons: Horizons = field(default_factory=Horizons)
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -229,7 +230,7 @@ class Config:
         check_fields(self)
         self._check_model()
         require(
-            0 < self.critic.target_members <= self.critic.members,
+            self.critic.target_members <= self.critic.members,
             "critic.target_members",
             self.critic.target_members,
             f"between 1 and critic.members ({self.critic.members})",
@@ -257,7 +258,7 @@ class Config:
         needed = "at least 2" if reach > 0 else "0, as both horizons are 0 and nothing is imagined (see the preset sac)"
         require(members >= 2 if reach > 0 else members == 0, "model.members", members, needed)
         require(
-            batch > 0 and (members == 0 or batch % members == 0),
+            members == 0 or batch % members == 0,
             "policy.batch_size",
             batch,
             f"a multiple of model.members ({members}), so that each member gets an equal share of the rows",
@@ -277,13 +278,13 @@ class Config:
             require(not self.has_model, "loop.steps_per_turn", turn, "None where there is a model")
             wanted = math.lcm(self.policy.refresh_every, self.fit.held_out_every)
             what = f"a multiple of {wanted} (policy.refresh_every and fit.held_out_every)"
-            require(turn > 0 and turn % wanted == 0, "loop.steps_per_turn", turn, what)
+            require(turn % wanted == 0, "loop.steps_per_turn", turn, what)
             ratio, per_turn = self.policy.updates_per_step, turn * self.policy.updates_per_step
             whole = f"such that a turn has a multiple of policy.refresh_every ({self.policy.refresh_every}) updates"
-            require(per_turn > 0 and per_turn % self.policy.refresh_every == 0, "policy.updates_per_step", ratio, whole)
+            require(per_turn % self.policy.refresh_every == 0, "policy.updates_per_step", ratio, whole)
         if steps is not None:
             require(
-                steps > 0 and steps % multiple == 0,
+                steps % multiple == 0,
                 "loop.steps_per_iteration",
                 steps,
                 f"a multiple of {multiple} (policy.refresh_every, fit.held_out_every and loop.steps_per_turn)",

@@ -28,8 +28,8 @@ _LIMITS = {
 
 
 def check_fields(record: Any, prefix: str = "") -> None:
-    """The first field, of the record or of the records inside, whose value is not what its annotation asks for is a
-    user's mistake."""
+    """Raises a `UserError` about the first field, of the record or of the records inside, whose value is not what its
+    annotation asks for."""
     for name, hint in get_type_hints(type(record), include_extras=True).items():
         value = getattr(record, name)
         if dataclasses.is_dataclass(hint):
@@ -42,7 +42,7 @@ def check_fields(record: Any, prefix: str = "") -> None:
 
 
 def require(holds: bool, name: str, value: object, needed: str) -> None:
-    """A value that is not what is needed is a user's mistake."""
+    """Raises a `UserError` unless the condition holds."""
     if not holds:
         raise UserError(f"{name} is {value!r}, but it must be {needed}.")
 

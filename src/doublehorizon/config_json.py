@@ -20,11 +20,14 @@ def from_json(values: dict[str, Any]) -> Config:
 
 
 def changed(config: Config, values: Mapping[str, Any]) -> Config:
-    """The config with other values, by names such as `horizons.training`. All change at once, as they must agree."""
+    """The config with other values, by names such as `horizons.training` or `precision`. All change at once, as they
+    must agree."""
     groups: dict[str, Any] = {}
     for name, value in values.items():
         group, _, inner = name.partition(".")
-        groups[group] = dataclasses.replace(groups.get(group, getattr(config, group)), **{inner: value})
+        groups[group] = (
+            dataclasses.replace(groups.get(group, getattr(config, group)), **{inner: value}) if inner else value
+        )
     return dataclasses.replace(config, **groups)
 
 

@@ -7,7 +7,7 @@ _PLATFORMS = {"cpu": "cpu", "gpu": "cuda"}
 
 
 def prepare_jax(device: str | None, deterministic: bool = False) -> None:
-    """For this process; without effect where JAX runs already."""
+    """Sets JAX's platform and determinism for this process; without effect where JAX runs already."""
     os.environ.update(platform_variables(device))
     if deterministic:
         ask_for_determinism()

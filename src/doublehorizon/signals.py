@@ -44,6 +44,9 @@ def unstoppable() -> Iterator[None]:
     _State.depth += 1
     try:
         yield
+    except BaseException:
+        _State.waiting = None  # what was raised ends the run as well
+        raise
     finally:
         _State.depth -= 1
     if _State.depth == 0 and _State.waiting is not None:

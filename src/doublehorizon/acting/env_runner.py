@@ -17,7 +17,7 @@ from doublehorizon.envs.make import EnvSpec, Simulator
 from doublehorizon.errors import RunError, UserError
 
 Batch = dict[str, np.ndarray]
-"""Transitions of one seed, field by field (the fields of `algorithm.types.Transition`)."""
+"""Transitions field by field, as in `algorithm.types.Transition`: `[step, ...]`, or `[seed, step, ...]`."""
 
 RunnerId = tuple[int, int]
 """Seed, and the index of one of its environments."""

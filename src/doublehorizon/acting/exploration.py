@@ -32,6 +32,6 @@ def white_noise(rng: np.random.Generator, act_size: int, time: EpisodeTime) -> n
 
 
 def exploration(loop: LoopConfig) -> Exploration:
-    """What the workers of a run are given."""
+    """The action noise of a run, which its workers are given."""
     del loop  # there is one kind
     return white_noise

@@ -13,9 +13,9 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
+from doublehorizon.action_scaling import MIN_ACTION_STD, to_own_units
 from doublehorizon.atomic_files import digest, write_file
 from doublehorizon.errors import UserError
-from doublehorizon.scaling import MIN_ACTION_STD, to_own_units
 
 _FORMAT = "doublehorizon-policy-1"
 

@@ -9,10 +9,10 @@ import numpy as np
 from gymnasium import spaces
 
 from doublehorizon.acting.env_runner import Batch
+from doublehorizon.action_scaling import to_unit
 from doublehorizon.envs.make import EnvSpec
 from doublehorizon.envs.spaces import flat_observation
 from doublehorizon.errors import UserError
-from doublehorizon.scaling import to_unit
 
 Source = str | Path | Mapping[str, Any]
 """An `.npz` file, `minari:DATASET`, or arrays by name."""

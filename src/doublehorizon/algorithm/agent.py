@@ -20,17 +20,16 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
 
-from doublehorizon.algorithm import fit as fits
 from doublehorizon.algorithm import model_buffer
-from doublehorizon.algorithm import replay as replays
+from doublehorizon.algorithm import model_fit as fits
+from doublehorizon.algorithm import replay_buffer as replays
 from doublehorizon.algorithm.actor_critic import ActorCritic, untrained_actor_critic
 from doublehorizon.algorithm.devices import over_seeds, program
-from doublehorizon.algorithm.dynamics import WorldModel, raw_target
 from doublehorizon.algorithm.ensemble import ensemble
 from doublehorizon.algorithm.model_buffer import ModelBuffer
 from doublehorizon.algorithm.networks import Dynamics
 from doublehorizon.algorithm.normalizer import fit_normalizer, identity
-from doublehorizon.algorithm.replay import Replay
+from doublehorizon.algorithm.replay_buffer import ReplayBuffer
 from doublehorizon.algorithm.rollouts import distribution_rollout, draw_noise
 from doublehorizon.algorithm.start_states import StartStates, empty_model_buffer, kept_rows, start_states
 from doublehorizon.algorithm.termination_model import fit_termination_model, untrained_termination_model
@@ -46,6 +45,7 @@ from doublehorizon.algorithm.updates import (
     fresh_opt_states,
     joint_update,
 )
+from doublehorizon.algorithm.world_model import WorldModel, raw_target
 from doublehorizon.config import Config, max_epochs, patience
 
 
@@ -125,12 +125,12 @@ def iteration_budget(config: Config, task: Task, num_rows: int, steps: int, firs
 
 
 @program(donate="all-except-first")
-def store(inputs: tuple[Transition, AgentState], replay: Replay) -> tuple[Replay, AgentState]:
+def store(inputs: tuple[Transition, AgentState], replay: ReplayBuffer) -> tuple[ReplayBuffer, AgentState]:
     """Adds each seed's new transitions to its replay, whose memory is reused; states are never changed in place, so
     that a run can go back to an earlier one."""
     rows, state = inputs
 
-    def add(replay: Replay, state: AgentState, rows: Transition) -> tuple[Replay, AgentState]:
+    def add(replay: ReplayBuffer, state: AgentState, rows: Transition) -> tuple[ReplayBuffer, AgentState]:
         key, key_store = _split(state.key)
         return jax.vmap(replays.add)(replay, rows, key_store), eqx.tree_at(lambda s: s.key, state, key)
 
@@ -138,10 +138,12 @@ def store(inputs: tuple[Transition, AgentState], replay: Replay) -> tuple[Replay
 
 
 @program(donate="none")
-def fit_model(config: Config, budget: Budget, replay: Replay, state: AgentState) -> tuple[AgentState, dict[str, Array]]:
+def fit_model(
+    config: Config, budget: Budget, replay: ReplayBuffer, state: AgentState
+) -> tuple[AgentState, dict[str, Array]]:
     """Takes fresh statistics of the replay, then fits every seed's model, if there is one, to it."""
 
-    def fit(replay: Replay, state: AgentState) -> tuple[AgentState, dict[str, Array]]:
+    def fit(replay: ReplayBuffer, state: AgentState) -> tuple[AgentState, dict[str, Array]]:
         key, key_fit, key_termination = _split(state.key, 3)
         world = jax.vmap(lambda w, r: _with_statistics(w, r, budget.num_rows))(state.world, replay)
         metrics: dict[str, Array] = {}
@@ -159,7 +161,7 @@ def fit_model(config: Config, budget: Budget, replay: Replay, state: AgentState)
 
 @program(donate="none")
 def improve_policy(
-    config: Config, task: Task, steps: int, budget: Budget, replay: Replay, state: AgentState
+    config: Config, task: Task, steps: int, budget: Budget, replay: ReplayBuffer, state: AgentState
 ) -> tuple[AgentState, Metrics]:
     """Optimises every seed's policy inside its model."""
     improve = jax.vmap(lambda state, replay: _improve_policy(config, task, steps, budget, replay, state))
@@ -171,7 +173,7 @@ def improve_policy(
 
 
 def _improve_policy(
-    config: Config, task: Task, steps: int, budget: Budget, replay: Replay, state: AgentState
+    config: Config, task: Task, steps: int, budget: Budget, replay: ReplayBuffer, state: AgentState
 ) -> tuple[AgentState, Metrics]:
     """Critics alone at first, as the model under them has just changed; then rounds of DR and joint updates. The
     metrics are means over the last round."""
@@ -209,7 +211,7 @@ def _improve_policy(
 def refresh(
     context: UpdateContext,
     num_rows: Int[Array, ""],
-    replay: Replay,
+    replay: ReplayBuffer,
     actor_critic: ActorCritic,
     buffer: ModelBuffer | None,
     key: PRNGKeyArray,
@@ -234,7 +236,7 @@ def repeat(
     learner: tuple[ActorCritic, OptStates],
     key: PRNGKeyArray,
 ) -> tuple[tuple[ActorCritic, OptStates], dict[str, Float[Array, " count"]]]:
-    """`count` updates one after the other, all from the same start states."""
+    """`count` updates one after the other, each from a batch of its own of the start states."""
 
     def body(learner, inputs):
         actor_critic, opt_states, metrics = update(context, learner[0], learner[1], inputs)
@@ -244,7 +246,7 @@ def repeat(
     return jax.lax.scan(body, learner, inputs)
 
 
-def _with_statistics(world: WorldModel, replay: Replay, num_rows: int | Int[Array, ""]) -> WorldModel:
+def _with_statistics(world: WorldModel, replay: ReplayBuffer, num_rows: int | Int[Array, ""]) -> WorldModel:
     """The model with means and scales of the stored rows."""
     rows = replay.rows
     return WorldModel(

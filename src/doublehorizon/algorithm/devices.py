@@ -51,7 +51,7 @@ def using(devices: Devices) -> Iterator[None]:
 
 def over_seeds(function: Callable, *seeded: Any) -> Any:
     """`function(*seeded)`, whose arguments and results have a leading seed axis: on several devices, each works on
-    its own seeds without a word to the others."""
+    its own seeds without communication."""
     if jax.sharding.get_abstract_mesh().empty:
         return function(*seeded)
     return jax.shard_map(function, in_specs=Spec("seed"), out_specs=Spec("seed"), check_vma=False)(*seeded)
@@ -66,7 +66,7 @@ def place(devices: Devices, tree: Any) -> Any:
 
 
 def fetch(tree: Any) -> Any:
-    """Results, brought to the host once they are there. While it waits, signals are heard."""
+    """`jax.device_get` that polls until the results are there, so that signals are handled meanwhile."""
     for leaf in jax.tree.leaves(tree):
         while not leaf.is_ready():
             time.sleep(0.001)
@@ -103,12 +103,12 @@ class Program:
 
 
 def program(donate: str) -> Callable[[Callable], Program]:
-    """Makes a function a `Program` that reuses the memory of its arguments: "none", or "all-except-first"."""
+    """Decorator that makes a function a `Program`; `donate` says whose memory it reuses: "none", "all-except-first"."""
     return lambda function: Program(function, donate)
 
 
 def use_compilation_cache() -> None:
-    """Keeps compiled programs in the user's cache folder, unless JAX was told of another: a second start compiles
+    """Keeps compiled programs in the user's cache folder, unless another is configured: a second start compiles
     little."""
     if getattr(jax.config, "jax_compilation_cache_dir", None) is None:
         base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")

@@ -10,8 +10,8 @@ from jaxtyping import Array, Bool, Float, Int
 from doublehorizon.algorithm.agent import AgentState
 from doublehorizon.algorithm.devices import fetch, over_seeds, program
 from doublehorizon.algorithm.model_buffer import ModelBuffer
-from doublehorizon.algorithm.replay import Replay
-from doublehorizon.algorithm.start_states import stored_steps
+from doublehorizon.algorithm.replay_buffer import ReplayBuffer
+from doublehorizon.algorithm.start_states import as_transitions
 
 _MOST_PARAMETER = 1e6  # weights of a healthy network are below a hundred
 _MOST_TIMES_REAL = 1e4  # an imagined world may be wrong, but not by this factor
@@ -19,7 +19,7 @@ _SMALLEST_RANGE = 1e-4  # of an observation that never changes, as in normalizer
 
 
 class Signs(NamedTuple):
-    """What is looked at, per seed; each is NaN if any number behind it is."""
+    """Signs of divergence per seed; each is NaN if any number that goes into it is."""
 
     parameter: Float[Array, "*seed"]
     """The largest parameter of all networks."""
@@ -37,7 +37,7 @@ _MEANINGS = (
 
 
 def signs_of_divergence(
-    discount: float, num_rows: int, replay: Replay, state: AgentState, metrics: dict[str, np.ndarray]
+    discount: float, num_rows: int, replay: ReplayBuffer, state: AgentState, metrics: dict[str, np.ndarray]
 ) -> list[str]:
     """One line per seed: what shows that it has diverged, or nothing."""
     found = fetch(measure(discount, jnp.asarray(num_rows, jnp.int32), replay, state))
@@ -59,12 +59,12 @@ def signs_of_divergence(
 
 
 @program(donate="none")
-def measure(discount: float, num_rows: Int[Array, ""], replay: Replay, state: AgentState) -> Signs:
+def measure(discount: float, num_rows: Int[Array, ""], replay: ReplayBuffer, state: AgentState) -> Signs:
     """The signs of every seed. Arrays have a leading seed axis."""
     return over_seeds(jax.vmap(lambda *seed: _signs(discount, num_rows, *seed)), replay, state)
 
 
-def _signs(discount: float, num_rows: Int[Array, ""], replay: Replay, state: AgentState) -> Signs:
+def _signs(discount: float, num_rows: Int[Array, ""], replay: ReplayBuffer, state: AgentState) -> Signs:
     actor_critic, bounds = state.actor_critic, state.actor_critic.bounds
     ends = None if state.world.termination_model is None else state.world.termination_model.members
     networks = (state.world.members, ends, actor_critic.actor, actor_critic.critics, actor_critic.target_critics)
@@ -82,7 +82,7 @@ def _signs(discount: float, num_rows: Int[Array, ""], replay: Replay, state: Age
 
 def _farthest(buffer: ModelBuffer, mean: Float[Array, "1 obs"]) -> Float[Array, " obs"]:
     """How far from the mean imagined observations lie: states that were visited, or where stored steps led."""
-    steps = stored_steps(buffer.rows)
+    steps = as_transitions(buffer.rows)
     obs = buffer.rows.obs if steps is None else steps.next_obs
     visited = jnp.arange(obs.shape[0]) < buffer.size
     return jnp.max(jnp.where(visited[:, None], jnp.abs(obs - mean), 0.0), axis=0)

@@ -31,7 +31,7 @@ class Activation(NamedTuple):
     shape: str = "silu"
 
 
-class Plan(NamedTuple):
+class MlpSpec(NamedTuple):
     """The activations between the layers, and in which type a GPU keeps what lies between two products. float16 has
     TensorFloat-32's mantissa, so next to products in TF32 it loses no precision and halves the traffic."""
 
@@ -40,29 +40,29 @@ class Plan(NamedTuple):
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def mlp(plan: Plan, weights: tuple[Weight, ...], biases: tuple[Bias, ...], x: Rows, seeds: Seeds) -> Rows:
+def mlp(spec: MlpSpec, weights: tuple[Weight, ...], biases: tuple[Bias, ...], x: Rows, seeds: Seeds) -> Rows:
     """linear, activation, linear, ..., linear."""
-    out, _ = _save(plan, weights, biases, x, seeds)
+    out, _ = _save(spec, weights, biases, x, seeds)
     return out
 
 
-def _save(plan, weights, biases, x, seeds):
-    factors, inputs, products = _cast(plan, weights), [x.astype(storage(plan))], []
-    for activation, factor, bias in zip(plan.activations, factors, biases, strict=False):
-        out, product = _forward(plan, activation, inputs[-1], factor, bias, seeds)
+def _save(spec, weights, biases, x, seeds):
+    factors, inputs, products = _cast(spec, weights), [x.astype(storage(spec))], []
+    for activation, factor, bias in zip(spec.activations, factors, biases, strict=False):
+        out, product = _forward(spec, activation, inputs[-1], factor, bias, seeds)
         inputs.append(out)
         products.append(product)
     return _product(inputs[-1], factors[-1]) + biases[-1][None], (weights, biases, inputs, products, seeds)
 
 
-def _pull_back(plan, saved, slope):
+def _pull_back(spec, saved, slope):
     weights, biases, inputs, products, seeds = saved
-    factors, scale = _cast(plan, weights), _scale(plan, slope)
+    factors, scale = _cast(spec, weights), _scale(spec, slope)
     slope = slope * scale
-    bias_slopes, slopes = [jnp.sum(slope, axis=0)], [slope.astype(storage(plan))]
+    bias_slopes, slopes = [jnp.sum(slope, axis=0)], [slope.astype(storage(spec))]
     for i in reversed(range(len(products))):
         kept = (products[i], biases[i])
-        pulled, total = _backward(plan, plan.activations[i], slopes[0], factors[i + 1], kept, seeds)
+        pulled, total = _backward(spec, spec.activations[i], slopes[0], factors[i + 1], kept, seeds)
         slopes.insert(0, pulled)
         bias_slopes.insert(0, total)
     weight_slopes = [_product(x, s, None, (0, 0)) / scale for x, s in zip(inputs, slopes, strict=True)]
@@ -78,13 +78,13 @@ def _pull_back(plan, saved, slope):
 mlp.defvjp(_save, _pull_back)
 
 
-def _cast(plan: Plan, weights: tuple[Weight, ...]) -> tuple[Weight, ...]:
-    return tuple(weight.astype(storage(plan)) for weight in weights)
+def _cast(spec: MlpSpec, weights: tuple[Weight, ...]) -> tuple[Weight, ...]:
+    return tuple(weight.astype(storage(spec)) for weight in weights)
 
 
-def _scale(plan: Plan, slope: Rows) -> Float[Array, ""]:
+def _scale(spec: MlpSpec, slope: Rows) -> Float[Array, ""]:
     """float16 reaches from 6e-8 to 65504: the largest slope is put where there is room on both sides."""
-    if storage(plan) != jnp.float16:
+    if storage(spec) != jnp.float16:
         return jnp.ones(())
     return 16.0 / jnp.maximum(jnp.max(jnp.abs(slope)), 1e-30)
 
@@ -102,22 +102,22 @@ def _product(
 
 
 def _forward(
-    plan: Plan, activation: Activation, x: Rows, weight: Weight, bias: Bias, seeds: Seeds
+    spec: MlpSpec, activation: Activation, x: Rows, weight: Weight, bias: Bias, seeds: Seeds
 ) -> tuple[Rows, Rows]:
     """The activated rows, and the product that went into them."""
 
     def finish(product: Rows, bias: Bias, seeds: Seeds) -> tuple[Rows]:
         return (_activate(activation, product.astype(jnp.float32) + bias[None], seeds),)
 
-    product = _product(x, weight, storage(plan))
+    product = _product(x, weight, storage(spec))
     (out,) = _by_rows(activation, finish, (product,), bias, seeds)
     return out, product
 
 
 def _backward(
-    plan: Plan, activation: Activation, slope: Rows, weight: Weight, saved: tuple[Rows, Bias], seeds: Seeds
+    spec: MlpSpec, activation: Activation, slope: Rows, weight: Weight, saved: tuple[Rows, Bias], seeds: Seeds
 ) -> tuple[Rows, Bias]:
-    """The slope of a layer's product, given that behind the next one, and its sum over rows: the slope of the bias."""
+    """The slope of a layer's product, given that of the next one, and its sum over rows: the slope of the bias."""
 
     def finish(slope: Rows, product: Rows, bias: Bias, seeds: Seeds) -> tuple[Rows, Bias]:
         z = product.astype(jnp.float32) + bias[None]
@@ -125,7 +125,7 @@ def _backward(
         return pulled, jnp.sum(pulled, axis=0)
 
     product, bias = saved
-    slope = _product(slope, weight, storage(plan), (1, 1))
+    slope = _product(slope, weight, storage(spec), (1, 1))
     pulled, totals = _by_rows(activation, finish, (slope, product), bias, seeds)
     return pulled, totals
 
@@ -198,9 +198,9 @@ def on_gpu() -> bool:
     return interpret or platform in ("gpu", "cuda")
 
 
-def storage(plan: Plan) -> jnp.dtype:
-    """The type in which hidden layers are kept: elsewhere than on a GPU float32, whatever the plan."""
-    return jnp.dtype(plan.storage if on_gpu() else "float32")
+def storage(spec: MlpSpec) -> jnp.dtype:
+    """The type in which hidden layers are kept: elsewhere than on a GPU float32, whatever the spec."""
+    return jnp.dtype(spec.storage if on_gpu() else "float32")
 
 
 def _by_rows(activation: Activation, finish: Callable, rows: tuple[Rows, ...], bias: Bias, seeds: Seeds):

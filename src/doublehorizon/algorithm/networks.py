@@ -1,7 +1,8 @@
 """The networks, each for some rows and one member; ensembles come from `vmap` at the call.
 
-All are the same plain chain: linear, dropout, SiLU, LayerNorm (without affine), linear, ... , linear. It is written
-for rows rather than for one input because a GPU's kernels work on tiles of rows (see `kernels.py`).
+All are MLPs: linear, dropout, activation, LayerNorm (without affine), linear, ..., linear; dropout and LayerNorm are
+optional. They are written for rows rather than for one input because a GPU's kernels work on tiles of rows (see
+`kernels.py`).
 """
 
 import equinox as eqx
@@ -10,9 +11,9 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Float, PRNGKeyArray, UInt32
 
-from doublehorizon.algorithm.kernels import Activation, Plan, mlp, storage
+from doublehorizon.action_scaling import MIN_ACTION_STD
+from doublehorizon.algorithm.kernels import Activation, MlpSpec, mlp, storage
 from doublehorizon.config import CriticConfig, ModelConfig, PolicyConfig, TerminatorConfig
-from doublehorizon.scaling import MIN_ACTION_STD
 
 
 class Linear(eqx.Module):
@@ -31,26 +32,26 @@ class Mlp(eqx.Module):
     """Linear layers with activations between them."""
 
     layers: tuple[Linear, ...]
-    plan: Plan = eqx.field(static=True)
+    spec: MlpSpec = eqx.field(static=True)
 
     def __call__(
         self, x: Float[Array, "rows in"], seeds: UInt32[Array, " rows"] | None = None
     ) -> Float[Array, "rows out"]:
         """Under dropout if there are seeds for it (see `dropout_seeds`)."""
-        plan = self.plan
+        spec = self.spec
         if seeds is None:
             seeds = jnp.zeros(x.shape[0], jnp.uint32)
-            plan = plan._replace(activations=tuple(a._replace(dropout=0.0) for a in plan.activations))
+            spec = spec._replace(activations=tuple(a._replace(dropout=0.0) for a in spec.activations))
         weights, biases = (tuple(getattr(layer, name) for layer in self.layers) for name in ("weight", "bias"))
-        return mlp(plan, weights, biases, x, seeds)
+        return mlp(spec, weights, biases, x, seeds)
 
 
-def _plan(
+def _mlp_spec(
     dropout: tuple[float, ...], norm_eps: tuple[float | None, ...], shape: str = "silu", kept_as: str = "float32"
-) -> Plan:
+) -> MlpSpec:
     """Activations after each hidden layer. Every layer drops other units of a row: its salt changes the hash."""
     pairs = enumerate(zip(dropout, norm_eps, strict=True))
-    return Plan(tuple(Activation(rate, eps, i * 0x632BE5AB % 2**32, shape) for i, (rate, eps) in pairs), kept_as)
+    return MlpSpec(tuple(Activation(rate, eps, i * 0x632BE5AB % 2**32, shape) for i, (rate, eps) in pairs), kept_as)
 
 
 def _mlp_layers(sizes: tuple[int, ...], key: PRNGKeyArray) -> tuple[Linear, ...]:
@@ -73,7 +74,9 @@ class Dynamics(eqx.Module):
     def __init__(self, config: ModelConfig, obs_size: int, act_size: int, key: PRNGKeyArray):
         width, target_size = config.width, 1 + obs_size
         layers = _mlp_layers((obs_size + act_size, width, width, width, target_size), key)
-        self.mlp = Mlp(layers, _plan(config.dropout, config.norm_eps or (None,) * 3, config.activation, config.storage))
+        self.mlp = Mlp(
+            layers, _mlp_spec(config.dropout, config.norm_eps or (None,) * 3, config.activation, config.storage)
+        )
         self.log_noise = jnp.zeros(target_size)
 
     def __call__(
@@ -84,7 +87,7 @@ class Dynamics(eqx.Module):
 
     def in_storage_dtype(self) -> "Dynamics":
         """The same network, weights cast to the type in which they are multiplied."""
-        dtype = storage(self.mlp.plan)
+        dtype = storage(self.mlp.spec)
         weights = [layer.weight.astype(dtype) for layer in self.mlp.layers]
         return eqx.tree_at(lambda d: [layer.weight for layer in d.mlp.layers], self, weights)
 
@@ -98,7 +101,7 @@ class Critic(eqx.Module):
         width = config.width
         layers = _mlp_layers((obs_size + act_size, width, width, width, 1), key)
         layers = (*layers[:-1], jax.tree.map(jnp.zeros_like, layers[-1]))
-        self.mlp = Mlp(layers, _plan((config.dropout,) * 3, (config.norm_eps,) * 3, config.activation))
+        self.mlp = Mlp(layers, _mlp_spec((config.dropout,) * 3, (config.norm_eps,) * 3, config.activation))
 
     def __call__(
         self, inputs: Float[Array, "rows in"], seeds: UInt32[Array, " rows"] | None = None
@@ -107,14 +110,14 @@ class Critic(eqx.Module):
         return self.mlp(inputs, seeds)[:, 0]
 
 
-class Classifier(eqx.Module):
+class TerminationClassifier(eqx.Module):
     """Normalised observation, action and next observation to the logit of the step ending its episode."""
 
     mlp: Mlp
 
     def __init__(self, config: TerminatorConfig, obs_size: int, act_size: int, key: PRNGKeyArray):
         layers = _mlp_layers((2 * obs_size + act_size, config.width, config.width, 1), key)
-        self.mlp = Mlp(layers, _plan((0.0,) * 2, (None,) * 2))
+        self.mlp = Mlp(layers, _mlp_spec((0.0,) * 2, (None,) * 2))
 
     def __call__(self, inputs: Float[Array, "rows in"]) -> Float[Array, " rows"]:
         return self.mlp(inputs)[:, 0]
@@ -132,11 +135,11 @@ class Actor(eqx.Module):
         keys = jr.split(key_orthogonal, len(layers))
         self.mlp = Mlp(
             tuple(_orthogonal(layer, k) for layer, k in zip(layers, keys, strict=True)),
-            _plan((0.0,) * 3, (None,) * 3),
+            _mlp_spec((0.0,) * 3, (None,) * 3),
         )
 
     def __call__(self, obs: Float[Array, "rows obs"]) -> Float[Array, "rows out"]:
-        """Mean and unscaled deviation side by side, `2 * act`; see `mean_and_std`."""
+        """Mean and pre-softplus standard deviation side by side, `2 * act`; see `mean_and_std`."""
         return self.mlp(obs)
 
 

@@ -6,11 +6,11 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from doublehorizon.algorithm.dynamics import StepNoise, WorldModel, continuation, imagine_step
 from doublehorizon.algorithm.ensemble import assign_rows
 from doublehorizon.algorithm.kernels import on_gpu
 from doublehorizon.algorithm.networks import Actor, mean_and_std, sample_action
 from doublehorizon.algorithm.types import Rollout, Task, Transition
+from doublehorizon.algorithm.world_model import StepNoise, WorldModel, continuation, imagine_step
 
 
 class RolloutNoise(eqx.Module):
@@ -105,7 +105,7 @@ def no_perturbations(task: Task, noise: RolloutNoise) -> Float[Array, "states ba
     return jnp.zeros((*noise.act.shape[:2], 2 * task.act_size))
 
 
-def stored_step(
+def one_step_rollout(
     task: Task,
     world: WorldModel,
     actor: Actor,

@@ -1,7 +1,7 @@
 """Where training starts: in imagined states of the model buffer, in real ones of the replay, or in a mixture.
 
 Where there is no training rollout (`horizons.training` is 0) training starts not from states but from whole steps, and
-both sources hold those. This is the one place that knows.
+both sources hold those.
 """
 
 import equinox as eqx
@@ -12,14 +12,15 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from doublehorizon.algorithm import model_buffer
 from doublehorizon.algorithm.model_buffer import ModelBuffer, Rows, States
-from doublehorizon.algorithm.replay import Replay
+from doublehorizon.algorithm.replay_buffer import ReplayBuffer
 from doublehorizon.algorithm.rollouts import visited
 from doublehorizon.algorithm.types import Task, Transition, blank_transitions
 from doublehorizon.config import Config
 
 
 class StartStates(eqx.Module):
-    """The sources. `imagined` is None where there are no distribution rollouts."""
+    """Samples start states from the model buffer (`imagined`; None where there are no distribution rollouts) and from
+    the replay, in the same form (`real`)."""
 
     imagined: ModelBuffer | None
     real: ModelBuffer
@@ -39,7 +40,7 @@ class StartStates(eqx.Module):
 
 
 def start_states(
-    config: Config, num_rows: int | Int[Array, ""], replay: Replay, imagined: ModelBuffer | None
+    config: Config, num_rows: int | Int[Array, ""], replay: ReplayBuffer, imagined: ModelBuffer | None
 ) -> StartStates:
     """The sources of an iteration: what was imagined, and the first `num_rows` rows of the replay."""
     rows = States(replay.rows.obs) if config.horizons.training > 0 else replay.rows
@@ -62,6 +63,6 @@ def kept_rows(config: Config, steps: Transition, last: Float[Array, "batch obs"]
     return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), kept)
 
 
-def stored_steps(start: Rows) -> Transition | None:
+def as_transitions(start: Rows) -> Transition | None:
     """The sampled rows as steps, where training starts from those."""
     return start if isinstance(start, Transition) else None

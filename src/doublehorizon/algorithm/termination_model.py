@@ -11,11 +11,11 @@ import jax.random as jr
 import optax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from doublehorizon.algorithm import replay as replays
+from doublehorizon.algorithm import replay_buffer as replays
 from doublehorizon.algorithm.ensemble import ensemble
-from doublehorizon.algorithm.networks import Classifier
+from doublehorizon.algorithm.networks import TerminationClassifier
 from doublehorizon.algorithm.normalizer import Normalizer
-from doublehorizon.algorithm.replay import Replay
+from doublehorizon.algorithm.replay_buffer import ReplayBuffer
 from doublehorizon.algorithm.types import Budget
 from doublehorizon.config import TerminatorConfig
 
@@ -26,7 +26,7 @@ class TerminationModel(eqx.Module):
     """Classifiers (leading member axis) of steps that end their episode. Their logits are those of the minibatches, in
     which ends are frequent; `log_odds` is what must be added, and minus infinity before the first end was seen."""
 
-    members: Classifier
+    members: TerminationClassifier
     log_odds: Float[Array, ""]
 
     def probability(
@@ -46,7 +46,7 @@ def untrained_termination_model(
     config: TerminatorConfig, obs_size: int, act_size: int, key: PRNGKeyArray
 ) -> TerminationModel:
     """Says of every step that it does not end the episode."""
-    members = ensemble(lambda key: Classifier(config, obs_size, act_size, key), config.members, key)
+    members = ensemble(lambda key: TerminationClassifier(config, obs_size, act_size, key), config.members, key)
     return TerminationModel(members, jnp.asarray(-jnp.inf, jnp.float32))
 
 
@@ -55,7 +55,7 @@ def fit_termination_model(
     budget: Budget,
     model: TerminationModel,
     normalizer: Normalizer,
-    replay: Replay,
+    replay: ReplayBuffer,
     key: PRNGKeyArray,
 ) -> tuple[TerminationModel, dict[str, Float[Array, ""]]]:
     """Trains the ensemble of one seed on its replay, for a fixed number of minibatches; without an end in it, nothing
@@ -69,7 +69,7 @@ def fit_termination_model(
     num_ends = rank[-1]
     optimizer = optax.adam(config.learning_rate)
 
-    def loss(members: Classifier, key: PRNGKeyArray) -> Float[Array, ""]:
+    def loss(members: TerminationClassifier, key: PRNGKeyArray) -> Float[Array, ""]:
         """Each member sees its own rows: half of them ends, half drawn from all rows."""
         key_ends, key_any = jr.split(key)
         shape = (config.members, config.batch_size // 2)
@@ -93,10 +93,10 @@ def fit_termination_model(
     # half of a minibatch are ends, and so is this share of the other half: its odds are (1 + share) / share times the
     # true ones
     fitted = TerminationModel(members, jnp.log(share) - jnp.log1p(share))
-    return fitted, _calibration(fitted, normalizer, replay, num_rows)
+    return fitted, _precision_and_recall(fitted, normalizer, replay, num_rows)
 
 
-def _shrink_input_weights(members: Classifier, by: float) -> Classifier:
+def _shrink_input_weights(members: TerminationClassifier, by: float) -> TerminationClassifier:
     """Soft thresholding (an L1 penalty): weights of the inputs move towards 0, and stay there until their gradient is
     the stronger."""
     weight = members.mlp.layers[0].weight
@@ -104,8 +104,8 @@ def _shrink_input_weights(members: Classifier, by: float) -> Classifier:
     return eqx.tree_at(lambda m: m.mlp.layers[0].weight, members, smaller)
 
 
-def _calibration(
-    model: TerminationModel, normalizer: Normalizer, replay: Replay, num_rows: int | Int[Array, ""]
+def _precision_and_recall(
+    model: TerminationModel, normalizer: Normalizer, replay: ReplayBuffer, num_rows: int | Int[Array, ""]
 ) -> dict[str, Float[Array, ""]]:
     """Precision and recall of predicted ends on the newest held-out steps. Not a number where there are none."""
     num_groups = replay.held_out.shape[0]

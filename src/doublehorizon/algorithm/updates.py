@@ -10,13 +10,19 @@ import optax
 from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt32
 
 from doublehorizon.algorithm.actor_critic import ActorCritic, critic_target, critic_values
-from doublehorizon.algorithm.dynamics import WorldModel
 from doublehorizon.algorithm.model_buffer import Rows
 from doublehorizon.algorithm.networks import Actor, Critic, dropout_seeds
-from doublehorizon.algorithm.rollouts import RolloutNoise, draw_noise, no_perturbations, stored_step, training_rollout
-from doublehorizon.algorithm.start_states import StartStates, stored_steps
+from doublehorizon.algorithm.rollouts import (
+    RolloutNoise,
+    draw_noise,
+    no_perturbations,
+    one_step_rollout,
+    training_rollout,
+)
+from doublehorizon.algorithm.start_states import StartStates, as_transitions
 from doublehorizon.algorithm.types import Rollout, Task
 from doublehorizon.algorithm.values import expand_value, update_bounds
+from doublehorizon.algorithm.world_model import WorldModel
 from doublehorizon.config import Config
 
 Metrics = dict[str, Float[Array, "*seed"]]
@@ -37,9 +43,9 @@ class UpdateInputs(eqx.Module):
 
     start: Rows
     noise: RolloutNoise
-    next_act: Float[Array, "batch act"]
-    target_critics: Int[Array, " chosen"]
-    dropout: UInt32[Array, "critic batch"]
+    next_act_noise: Float[Array, "batch act"]
+    target_indices: Int[Array, " chosen"]
+    dropout_seeds: UInt32[Array, "critic batch"]
 
 
 def draw_inputs(context: UpdateContext, starts: StartStates, key: PRNGKeyArray) -> UpdateInputs:
@@ -50,9 +56,9 @@ def draw_inputs(context: UpdateContext, starts: StartStates, key: PRNGKeyArray) 
     return UpdateInputs(
         start=starts.sample(config, key_start),
         noise=draw_noise(task, config.horizons.training, batch_size, key_noise),
-        next_act=jr.normal(key_next_act, (batch_size, task.act_size)),
-        target_critics=jnp.argsort(jr.bits(key_critics, (critic.members,)))[: critic.target_members],
-        dropout=dropout_seeds(critic.members * batch_size, key_dropout).reshape(critic.members, batch_size),
+        next_act_noise=jr.normal(key_next_act, (batch_size, task.act_size)),
+        target_indices=jnp.argsort(jr.bits(key_critics, (critic.members,)))[: critic.target_members],
+        dropout_seeds=dropout_seeds(critic.members * batch_size, key_dropout).reshape(critic.members, batch_size),
     )
 
 
@@ -136,11 +142,11 @@ def critic_rollout(
     context: UpdateContext, actor_critic: ActorCritic, inputs: UpdateInputs, rollout: Rollout
 ) -> Rollout:
     """What the critics learn from: the training rollout or, where its horizon is 0, the stored steps."""
-    steps = stored_steps(inputs.start)
+    steps = as_transitions(inputs.start)
     if steps is None:
         return rollout
     log_prob = rollout.log_prob[0]
-    return stored_step(context.task, context.world, actor_critic.actor, steps, log_prob, inputs.next_act)
+    return one_step_rollout(context.task, context.world, actor_critic.actor, steps, log_prob, inputs.next_act_noise)
 
 
 def critic_update(
@@ -158,11 +164,11 @@ def critic_update(
         actor_critic.temperature,
     )
     actor_critic = eqx.tree_at(lambda a: a.bounds, actor_critic, bounds)
-    target = critic_target(config, actor_critic, normalizer, rollout, inputs.target_critics)
+    target = critic_target(config, actor_critic, normalizer, rollout, inputs.target_indices)
     obs = normalizer.normalize(rollout.obs[0])
 
     def loss(critics: Critic) -> Float[Array, ""]:
-        q = bounds.scale(critic_values(critics, obs, rollout.act[0], inputs.dropout))
+        q = bounds.scale(critic_values(critics, obs, rollout.act[0], inputs.dropout_seeds))
         return jnp.sum(jnp.mean(jnp.square(q - target[None]), axis=1))
 
     value, gradient = jax.value_and_grad(loss)(actor_critic.critics)

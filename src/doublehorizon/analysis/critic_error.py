@@ -17,15 +17,15 @@ from doublehorizon.acting.policy import NumpyPolicy
 from doublehorizon.acting.workers import WorkerPool
 from doublehorizon.algorithm.actor_critic import ActorCritic, critic_target, untrained_critics
 from doublehorizon.algorithm.agent import refresh, repeat
-from doublehorizon.algorithm.dynamics import continuation, imagine_step
 from doublehorizon.algorithm.ensemble import even_shares
 from doublehorizon.algorithm.model_buffer import ModelBuffer
-from doublehorizon.algorithm.replay import Replay
+from doublehorizon.algorithm.replay_buffer import ReplayBuffer
 from doublehorizon.algorithm.rollouts import draw_noise, no_perturbations, training_rollout
 from doublehorizon.algorithm.start_states import empty_model_buffer, start_states
 from doublehorizon.algorithm.types import Rollout, Transition
 from doublehorizon.algorithm.updates import OptStates, UpdateContext, critic_only_update, fresh_opt_states
 from doublehorizon.algorithm.values import unknown_bounds
+from doublehorizon.algorithm.world_model import continuation, imagine_step
 from doublehorizon.analysis.curves import mean_and_half_width
 from doublehorizon.analysis.loaded_seed import LoadedSeed, as_rows
 from doublehorizon.config_json import changed
@@ -164,7 +164,9 @@ def _begin(context: UpdateContext, trained: ActorCritic, keys: Key[Array, " repe
 
 
 @eqx.filter_jit
-def _advance(rounds: int, context: UpdateContext, data: tuple[Int[Array, ""], Replay], learners: Learner) -> Learner:
+def _advance(
+    rounds: int, context: UpdateContext, data: tuple[Int[Array, ""], ReplayBuffer], learners: Learner
+) -> Learner:
     """`rounds` rounds of a distribution rollout, if there are any, and critic-only updates."""
     config = context.config
 

@@ -62,7 +62,7 @@ def _targets(
         inputs = draw_inputs(context, starts, key)
         rollout = start_rollout(context, actor_critic, inputs, no_perturbations(context.task, inputs.noise))
         rollout = critic_rollout(context, actor_critic, inputs, rollout)
-        target = critic_target(config, actor_critic, normalizer, rollout, inputs.target_critics)
+        target = critic_target(config, actor_critic, normalizer, rollout, inputs.target_indices)
         horizon = rollout.reward.shape[0]
         soft_reward = rollout.reward - actor_critic.temperature * rollout.log_prob[:horizon]
         return soft_reward, rollout.alive[:horizon], target

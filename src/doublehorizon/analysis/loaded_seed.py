@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from doublehorizon.algorithm.agent import AgentState
 from doublehorizon.algorithm.devices import use_compilation_cache, using
-from doublehorizon.algorithm.replay import Replay
+from doublehorizon.algorithm.replay_buffer import ReplayBuffer
 from doublehorizon.algorithm.types import Task, Transition
 from doublehorizon.algorithm.updates import UpdateContext
 from doublehorizon.api import DHMBPO
@@ -31,7 +31,7 @@ class LoadedSeed:
     seed: int
     num_rows: int
     state: AgentState
-    replay: Replay
+    replay: ReplayBuffer
 
     @property
     def context(self) -> UpdateContext:

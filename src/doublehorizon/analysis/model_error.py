@@ -13,12 +13,12 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from scipy import stats
 
 from doublehorizon.algorithm import agent
-from doublehorizon.algorithm import replay as replays
-from doublehorizon.algorithm.dynamics import WorldModel, imagine_step, raw_target
+from doublehorizon.algorithm import replay_buffer as replays
 from doublehorizon.algorithm.ensemble import even_shares
-from doublehorizon.algorithm.replay import Replay
+from doublehorizon.algorithm.replay_buffer import ReplayBuffer
 from doublehorizon.algorithm.rollouts import draw_noise
 from doublehorizon.algorithm.types import Task, Transition
+from doublehorizon.algorithm.world_model import WorldModel, imagine_step, raw_target
 from doublehorizon.analysis.loaded_seed import LoadedSeed, as_rows
 from doublehorizon.errors import UserError
 
@@ -121,7 +121,7 @@ def refitted(loaded: LoadedSeed, num_rows: int) -> WorldModel:
     num_rows -= num_rows % config.fit.held_out_every
     budget = agent.iteration_budget(config, task, num_rows, num_rows, first=True).traced()
     state = jax.tree.map(lambda x: x[None], agent.initial_state(config, task, jnp.asarray(loaded.seed)))
-    replay: Replay = jax.tree.map(lambda x: x[None], loaded.replay)
+    replay: ReplayBuffer = jax.tree.map(lambda x: x[None], loaded.replay)
     fitted, _ = agent.fit_model(config, budget, replay, state)
     return jax.tree.map(lambda x: x[0], fitted.world)
 

@@ -17,11 +17,11 @@ import jax.random as jr
 import numpy as np
 
 from doublehorizon.algorithm import agent
-from doublehorizon.algorithm import replay as replays
+from doublehorizon.algorithm import replay_buffer as replays
 from doublehorizon.algorithm.agent import AgentState
 from doublehorizon.algorithm.devices import Devices, Program, over_seeds
 from doublehorizon.algorithm.kernels import on_gpu
-from doublehorizon.algorithm.replay import Replay
+from doublehorizon.algorithm.replay_buffer import ReplayBuffer
 from doublehorizon.algorithm.start_states import start_states
 from doublehorizon.algorithm.types import Budget, Task, Transition
 from doublehorizon.algorithm.updates import UpdateContext, critic_only_update, fresh_opt_states, joint_update
@@ -132,7 +132,7 @@ class Bench:
     num_seeds: int
     num_rows: int
     state: AgentState
-    replay: Replay
+    replay: ReplayBuffer
 
     def budget(self, epochs: int = 1, rounds: int = 1) -> Budget:
         """Epochs of full size, none of them the last for want of improvement."""
@@ -143,7 +143,7 @@ class Bench:
 def prepare(config: Config, task: Task, num_seeds: int, num_rows: int) -> Bench:
     sizes = (task.obs_size, task.act_size, config.model.members, config.fit.held_out_every)
 
-    def one(seed: jax.Array) -> tuple[Replay, AgentState, Transition]:
+    def one(seed: jax.Array) -> tuple[ReplayBuffer, AgentState, Transition]:
         key_obs, key_act = jr.split(jr.key(seed))
         obs = jr.normal(key_obs, (num_rows, task.obs_size))
         act = jr.uniform(key_act, (num_rows, task.act_size), minval=-1.0)
@@ -217,7 +217,7 @@ def _updates(bench: Bench, update: Callable) -> Callable:
     """`count` rounds of updates, their inputs drawn as in `agent.improve_policy`."""
     config, task = bench.config, bench.task
 
-    def one(state: AgentState, replay: Replay, count: jax.Array) -> Any:
+    def one(state: AgentState, replay: ReplayBuffer, count: jax.Array) -> Any:
         context = UpdateContext(config, task, state.world.in_storage_dtype())
         size = jnp.asarray(config.policy.ring_capacity, jnp.int32)
         full = eqx.tree_at(lambda buffer: buffer.size, state.model_buffer, size)
@@ -236,7 +236,7 @@ def _rollouts(bench: Bench) -> Callable:
     """`count` distribution rollouts."""
     config, task = bench.config, bench.task
 
-    def one(state: AgentState, replay: Replay, count: jax.Array) -> Any:
+    def one(state: AgentState, replay: ReplayBuffer, count: jax.Array) -> Any:
         context = UpdateContext(config, task, state.world.in_storage_dtype())
 
         def body(i: jax.Array, buffer: Any) -> Any:
@@ -249,7 +249,7 @@ def _rollouts(bench: Bench) -> Callable:
 
 
 def _for_all_seeds(config: Config, one: Callable) -> Callable:
-    def all_seeds(state: AgentState, replay: Replay, count: jax.Array) -> Any:
+    def all_seeds(state: AgentState, replay: ReplayBuffer, count: jax.Array) -> Any:
         with jax.default_matmul_precision(config.precision):
             return over_seeds(jax.vmap(lambda state, replay: one(state, replay, count)), state, replay)
 

@@ -9,7 +9,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from doublehorizon.envs.catalogue import GROUPS
+from doublehorizon.envs.registry import GROUPS
 from doublehorizon.errors import UserError
 from doublehorizon.run.run_reader import status_of
 

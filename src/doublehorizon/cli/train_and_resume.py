@@ -41,7 +41,7 @@ def functions(termination_rule: str | None, reward: str | None, policy: str | No
 @contextmanager
 def with_resume_hint(model: "DHMBPO", folder: Path) -> Iterator[None]:
     """A run that ends before its goal says where it stands and how it goes on."""
-    from doublehorizon.run.checkpoints import steps_kept  # imports JAX, which the model has done too
+    from doublehorizon.run.checkpoint_writer import steps_kept  # imports JAX, which the model has done too
 
     try:
         yield

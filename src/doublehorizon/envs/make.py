@@ -15,13 +15,13 @@ from typing import Any, Literal
 import gymnasium as gym
 import numpy as np
 
+from doublehorizon.action_scaling import to_own_units, to_unit
 from doublehorizon.config import Config, LoopConfig
 from doublehorizon.envs import dmc, paper
+from doublehorizon.envs.set_state import put
 from doublehorizon.envs.spaces import action_box, flat_observation, observation_size
-from doublehorizon.envs.states import put
 from doublehorizon.envs.termination import Rule, find_rule, never
 from doublehorizon.errors import UserError
-from doublehorizon.scaling import to_own_units, to_unit
 
 EnvLike = str | Callable[[], gym.Env] | gym.Env
 

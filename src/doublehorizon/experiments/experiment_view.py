@@ -13,7 +13,7 @@ from rich.text import Text
 from doublehorizon.errors import UserError
 from doublehorizon.experiments.jobs import Job
 from doublehorizon.run.run_reader import read_rows
-from doublehorizon.training.view import clock, sparkline
+from doublehorizon.training.live_view import clock, sparkline
 
 _EVERY = 1.0  # seconds between two reads of the runs' files
 

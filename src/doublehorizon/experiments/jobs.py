@@ -84,7 +84,7 @@ def work(job: Job, folder: Path) -> None:
     if job.config.deterministic:
         ask_for_determinism()
     from doublehorizon.api import DHMBPO
-    from doublehorizon.run.checkpoints import steps_kept
+    from doublehorizon.run.checkpoint_writer import steps_kept
 
     if steps_kept(folder):
         DHMBPO.load(folder, env=job.task, device=job.device).resume(folder, job.steps)

@@ -14,14 +14,14 @@ from safetensors.numpy import load
 
 from doublehorizon import __version__
 from doublehorizon.algorithm.devices import Devices, find_devices, place
-from doublehorizon.algorithm.replay import Replay
+from doublehorizon.algorithm.replay_buffer import ReplayBuffer
 from doublehorizon.atomic_files import digest, existing_folder
 from doublehorizon.config import Config, steps_per_iteration
 from doublehorizon.config_json import from_json
 from doublehorizon.envs.make import EnvSpec, Termination
 from doublehorizon.errors import UserError
 from doublehorizon.run import replay_files
-from doublehorizon.run.checkpoints import FORMAT, canonical, machine, steps_kept
+from doublehorizon.run.checkpoint_writer import FORMAT, canonical, machine, steps_kept
 from doublehorizon.run.prior_knowledge import PriorKnowledge
 from doublehorizon.run.progress import (
     Machinery,
@@ -52,7 +52,7 @@ class SavedCheckpoint:
     machine: dict[str, Any]
     about: dict[str, Any]
     arrays: dict[str, np.ndarray]
-    rows: replay_files.Rows
+    rows: replay_files.ReplayArrays
 
 
 def read_newest(folder: Path) -> tuple[SavedCheckpoint, list[str]]:
@@ -225,7 +225,7 @@ def _assembled(saved: SavedCheckpoint, spec: EnvSpec, devices: Devices, knowledg
     return Progress(setup, replace(state, agent=agent, policies=policies), Machinery(replay, archived))
 
 
-def _replay(shapes: Replay, rows: replay_files.Rows, num_stored: int) -> Replay:
+def _replay(shapes: ReplayBuffer, rows: replay_files.ReplayArrays, num_stored: int) -> ReplayBuffer:
     """The rows where they stood in the ring: number `i` at `i` modulo its length."""
     capacity, groups = shapes.rows.reward.shape[1], shapes.held_out.shape[1]
 

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from doublehorizon.acting.env_runner import Batch
+from doublehorizon.action_scaling import to_own_units
 from doublehorizon.algorithm.types import Task
 from doublehorizon.envs.make import EnvSpec
 from doublehorizon.errors import UserError
-from doublehorizon.scaling import to_own_units
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class PriorKnowledge:
 
 
 def make_task(spec: EnvSpec, knowledge: PriorKnowledge) -> Task:
-    """What the algorithm is told of the environment."""
+    """The algorithm's `Task`: sizes, termination rule, known reward."""
     reward = None
     if knowledge.reward is not None:
         reward = _InOwnUnits(knowledge.reward, spec.action_low, spec.action_high)

@@ -12,10 +12,10 @@ import numpy as np
 from doublehorizon.acting.env_runner import Batch
 from doublehorizon.acting.policy import NumpyPolicy
 from doublehorizon.algorithm import agent
-from doublehorizon.algorithm import replay as replays
+from doublehorizon.algorithm import replay_buffer as replays
 from doublehorizon.algorithm.agent import AgentState
 from doublehorizon.algorithm.devices import Devices, find_devices, over_seeds
-from doublehorizon.algorithm.replay import Replay
+from doublehorizon.algorithm.replay_buffer import ReplayBuffer
 from doublehorizon.algorithm.types import Task, Transition
 from doublehorizon.config import Config, seed_iterations, steps_per_iteration, steps_per_turn
 from doublehorizon.envs.make import EnvSpec
@@ -63,9 +63,9 @@ class RunSetup:
 
 @dataclass
 class Machinery:
-    """What can be made again from the rest, or from files."""
+    """What belongs to no checkpoint: the replay's memory on the devices, compiled programs, bookkeeping of files."""
 
-    replay: Replay
+    replay: ReplayBuffer
     """On the devices; its memory is reused when rows are stored."""
     archived: Archived = field(default_factory=Archived)
     """Which of its rows are on the disk."""
@@ -97,7 +97,7 @@ class Progress:
         return self.state.agent
 
     @property
-    def replay(self) -> Replay:
+    def replay(self) -> ReplayBuffer:
         return self.machinery.replay
 
     @property
@@ -211,12 +211,12 @@ def begin(
 
 def blank_seed(
     config: Config, spec: EnvSpec, knowledge: PriorKnowledge, capacity: int
-) -> Callable[[jax.Array], tuple[AgentState, Replay]]:
+) -> Callable[[jax.Array], tuple[AgentState, ReplayBuffer]]:
     """A function from a seed to its untrained agent and empty replay."""
     task = make_task(spec, knowledge)
     sizes = (spec.obs_size, spec.act_size, config.model.members, config.fit.held_out_every)
 
-    def one_seed(seed: jax.Array) -> tuple[AgentState, Replay]:
+    def one_seed(seed: jax.Array) -> tuple[AgentState, ReplayBuffer]:
         return agent.initial_state(config, task, seed), replays.empty(capacity, *sizes)
 
     return one_seed

@@ -16,10 +16,10 @@ from jaxtyping import Array, Int
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from doublehorizon.algorithm.replay import Replay
+from doublehorizon.algorithm.replay_buffer import ReplayBuffer
 from doublehorizon.atomic_files import digest, write_file
 
-Rows = dict[str, np.ndarray]
+ReplayArrays = dict[str, np.ndarray]
 """Fields of a replay, `[seed, row, ...]`; `held_out` has one entry per group."""
 
 
@@ -35,7 +35,7 @@ class DamageError(Exception):
     """A file that is not what was written; the message says how."""
 
 
-def new_rows(replay: Replay, archived: Archived, num_stored: int, piece: int) -> Rows:
+def new_rows(replay: ReplayBuffer, archived: Archived, num_stored: int, piece: int) -> ReplayArrays:
     """The rows after those that are on the disk, as far as the replay still has them. They are fetched in pieces of one
     length, as each length is a program of its own."""
     begin = max(archived.rows, num_stored - replay.rows.reward.shape[1])
@@ -46,7 +46,7 @@ def new_rows(replay: Replay, archived: Archived, num_stored: int, piece: int) ->
 
 
 @functools.partial(jax.jit, static_argnums=2)
-def _slice(replay: Replay, start: Int[Array, ""], length: int) -> dict[str, Array]:
+def _slice(replay: ReplayBuffer, start: Int[Array, ""], length: int) -> dict[str, Array]:
     capacity, groups = replay.rows.reward.shape[1], replay.held_out.shape[1]
     group_size = capacity // groups
     rows = (start + jnp.arange(length)) % capacity
@@ -55,7 +55,7 @@ def _slice(replay: Replay, start: Int[Array, ""], length: int) -> dict[str, Arra
     return taken | {"weight": replay.weight[:, rows], "held_out": replay.held_out[:, at_groups]}
 
 
-def append(folder: Path, rows: Rows, archived: Archived, num_stored: int) -> Archived:
+def append(folder: Path, rows: ReplayArrays, archived: Archived, num_stored: int) -> Archived:
     """Writes rows that end with the row number `num_stored`; nothing where there are none."""
     if not rows:
         return archived
@@ -69,9 +69,9 @@ def append(folder: Path, rows: Rows, archived: Archived, num_stored: int) -> Arc
     return Archived(num_stored, digest(content))
 
 
-def read(folder: Path, archived: Archived, num_rows: int) -> Rows:
+def read(folder: Path, archived: Archived, num_rows: int) -> ReplayArrays:
     """The last `num_rows` rows, or more if a file holds more; `DamageError` if one is missing or altered."""
-    parts: list[Rows] = []
+    parts: list[ReplayArrays] = []
     end, expected = archived.rows, archived.digest
     least = archived.rows - num_rows
     while end > least:
@@ -102,7 +102,7 @@ def _path(folder: Path, end: int) -> Path:
     return folder / f"{end:012d}.safetensors"
 
 
-def _verified(path: Path, expected: str) -> Rows:
+def _verified(path: Path, expected: str) -> ReplayArrays:
     try:
         content = path.read_bytes()
         if digest(content) != expected:

@@ -9,26 +9,31 @@ from doublehorizon.atomic_files import BEFORE, disk_errors_reported, locked, ref
 from doublehorizon.config_json import to_json
 from doublehorizon.errors import UserError
 from doublehorizon.run.checkpoint_reader import read_newest
-from doublehorizon.run.checkpoints import set_aside_newer, steps_kept
+from doublehorizon.run.checkpoint_writer import set_aside_newer, steps_kept
 from doublehorizon.run.progress import Progress
 
 
 @contextlib.contextmanager
 def open_for_writing(folder: Path, step: int | None) -> Iterator[None]:
     """Inside, this process alone writes into the folder. It must not hold a run, unless that goes on from `step`."""
-    if step is None and ((folder / "eval.csv").exists() or steps_kept(folder)):
-        raise UserError(
-            f"{folder} already holds a run. Go on with it (doublehorizon resume {folder}), or choose another folder."
-        )
+    _require_free(folder, step)
     refuse_links(folder, ("checkpoints", "replay", "policy"))
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
         raise UserError(f"{folder} cannot be written: {problem}.") from problem
     with locked(folder):
+        _require_free(folder, step)  # again: another process may have begun and ended a run meanwhile
         if step is not None:
             _make_sure_nobody_went_on(folder, step)
         yield
+
+
+def _require_free(folder: Path, step: int | None) -> None:
+    if step is None and ((folder / "eval.csv").exists() or steps_kept(folder)):
+        raise UserError(
+            f"{folder} already holds a run. Go on with it (doublehorizon resume {folder}), or choose another folder."
+        )
 
 
 def _make_sure_nobody_went_on(folder: Path, step: int) -> None:

@@ -122,7 +122,7 @@ def status_of(folder: Path) -> RunStatus:
 
 
 def _progress_of(run: Run) -> tuple[int, float | None]:
-    """The last checkpoint's step, or that of the last test where there are no checkpoints; and that test's return."""
+    """The step of the last checkpoint or test, whichever is later; and that test's mean return."""
     tests = run.evaluations()
     last = max(tests, default=None)
     kept = run.folder / "checkpoints"

@@ -125,7 +125,7 @@ _FORMER_NAMES = {
     ".model_buffer": ".ring",
     ".world.termination_model": ".world.terminator",
 }
-"""What parts of the agent were called in checkpoints of version 0.1."""
+"""What parts of the agent were called in the first checkpoints, as in `tests/data/version-0.1`."""
 
 
 def _stored(arrays: dict[str, np.ndarray], name: str) -> np.ndarray:

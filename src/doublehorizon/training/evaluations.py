@@ -4,7 +4,7 @@ from doublehorizon.acting.workers import WorkerPool
 from doublehorizon.run.logs import RunLogs
 from doublehorizon.run.progress import Progress
 from doublehorizon.run.run_state import PendingEvaluation
-from doublehorizon.training.view import View
+from doublehorizon.training.live_view import View
 
 
 class Evaluations:

@@ -1,7 +1,7 @@
 """How long the rest of a run will take, judged by the iteration that was just done.
 
-Iterations are not alike: the first one works five times as long, and epochs grow with the replay. So the time of a
-fit is divided by the work it was, and multiplied by the work that is planned.
+Iterations are not alike: the first one works longer (`fit.first_effort`), and epochs grow with the replay. So the time
+of a fit is divided by the work it was, and multiplied by the work that is planned.
 """
 
 from doublehorizon.algorithm.agent import iteration_budget
@@ -16,8 +16,9 @@ def seconds_left(
     num_rows: list[int],
     done: tuple[Budget, float, dict[str, float]],
 ) -> float:
-    """Of the iterations at whose ends `num_rows` rows are stored, if every fit runs to its cap: the most that is to be
-    expected. `done` is the last iteration: its budget, the mean epochs of its seeds, its seconds by phase."""
+    """Upper estimate of the remaining seconds, if every fit runs to its cap. `num_rows` are the rows stored at the end
+    of each remaining iteration, `done` is the last one: its budget, the mean epochs of its seeds, its seconds by
+    phase."""
     budget, epochs, seconds = done
     work = epochs * _epoch_work(config, budget)  # none without a model, which only takes statistics
     fit = seconds["time/fit_seconds"] / work if work > 0 else 0.0

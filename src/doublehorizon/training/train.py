@@ -12,7 +12,7 @@ from doublehorizon.acting.env_runner import Batch
 from doublehorizon.acting.workers import WorkerPool
 from doublehorizon.algorithm import agent
 from doublehorizon.errors import RunError, UserError
-from doublehorizon.run.checkpoints import CheckpointWriter, NoCheckpoints
+from doublehorizon.run.checkpoint_writer import CheckpointWriter, NoCheckpoints
 from doublehorizon.run.logs import RunLogs
 from doublehorizon.run.progress import Programs, Progress, prior_batch
 from doublehorizon.run.run_state import RunState
@@ -20,14 +20,14 @@ from doublehorizon.run.trackers import Tracker
 from doublehorizon.signals import unstoppable
 from doublehorizon.training.env_checks import check_reward, check_termination
 from doublehorizon.training.evaluations import Evaluations
-from doublehorizon.training.learning import Clock, SeedMetrics, learn
+from doublehorizon.training.learning_phase import Clock, SeedMetrics, learn
+from doublehorizon.training.live_view import View
 from doublehorizon.training.time_left import seconds_left
-from doublehorizon.training.view import View
 
 
 class Callback:
-    """What a user wants done on the way. Each method may return False to stop the run; a plain function in its place is
-    called as `on_iteration`."""
+    """Base class for callbacks. Each method may return False to stop the run; a plain function in its place is called
+    as `on_iteration`."""
 
     def on_iteration(self, progress: Progress) -> bool | None:
         """After each iteration; `progress.step`, `progress.policies` and `progress.last_returns()` say how it goes."""
@@ -132,8 +132,8 @@ def _learn_from_records(progress: Progress, clock: Clock, logs: RunLogs, view: V
 
 
 def _iterate(progress: Progress, pool: WorkerPool, clock: Clock, view: View) -> SeedMetrics | None:
-    """One iteration: a turn with a model, many without one. The metrics, per seed, are those of its last turn, and
-    None while only random steps are collected."""
+    """One iteration: a turn of collecting and learning, or many where `loop.steps_per_turn` says so. The metrics, per
+    seed, are those of its last turn, and None while only random steps are collected."""
     clock.start()
     setup, learns = progress.setup, progress.policies is not None
     steps = setup.turn_steps if learns else setup.iteration_steps
@@ -148,7 +148,9 @@ def _iterate(progress: Progress, pool: WorkerPool, clock: Clock, view: View) -> 
         progress.store(batch)
         clock.lap("time/collect_seconds")
         if learns or progress.iteration + 1 >= setup.first_fit:
+            repeats = 0 if metrics is None else metrics["train/repeats"]
             metrics = learn(progress, clock, view)
+            metrics["train/repeats"] += repeats
     progress.update(iteration=progress.iteration + 1, begun=0, seconds=clock.total())
     return None if metrics is None else _mean_of_turns(ends) | metrics
 

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray, Shaped
 from doublehorizon.algorithm.types import Transition, blank_transitions
 
 
-class Replay(eqx.Module):
+class ReplayBuffer(eqx.Module):
     """Stored transitions with what was drawn for them: bootstrap weights and the held-out row of each group."""
 
     rows: Transition
@@ -23,9 +23,9 @@ class Replay(eqx.Module):
     position: Int[Array, ""]
 
 
-def empty(capacity: int, obs_size: int, act_size: int, num_members: int, group_size: int) -> Replay:
+def empty(capacity: int, obs_size: int, act_size: int, num_members: int, group_size: int) -> ReplayBuffer:
     """Room for `capacity` rows, a multiple of `group_size`."""
-    return Replay(
+    return ReplayBuffer(
         rows=blank_transitions(capacity, obs_size, act_size),
         weight=jnp.zeros((capacity, num_members)),
         held_out=jnp.zeros(capacity // group_size, jnp.int32),
@@ -33,7 +33,7 @@ def empty(capacity: int, obs_size: int, act_size: int, num_members: int, group_s
     )
 
 
-def add(replay: Replay, rows: Transition, key: PRNGKeyArray) -> Replay:
+def add(replay: ReplayBuffer, rows: Transition, key: PRNGKeyArray) -> ReplayBuffer:
     """Stores rows (a multiple of the group size) after the last ones; the oldest are overwritten. The weights are
     Exp(1), one per member: each member sees its own bootstrap of the data. The key is consumed."""
     capacity, num_rows = replay.rows.reward.shape[0], rows.reward.shape[0]
@@ -45,7 +45,7 @@ def add(replay: Replay, rows: Transition, key: PRNGKeyArray) -> Replay:
 
     at = (replay.position + jnp.arange(num_rows)) % capacity
     at_group = (replay.position // group_size + jnp.arange(num_groups)) % replay.held_out.shape[0]
-    return Replay(
+    return ReplayBuffer(
         rows=jax.tree.map(lambda old, new: old.at[at].set(new), replay.rows, rows),
         weight=replay.weight.at[at].set(weight),
         held_out=replay.held_out.at[at_group].set(held_out),
@@ -53,7 +53,7 @@ def add(replay: Replay, rows: Transition, key: PRNGKeyArray) -> Replay:
     )
 
 
-def grow(replay: Replay, capacity: int, num_rows: Int[Array, ""]) -> Replay:
+def grow(replay: ReplayBuffer, capacity: int, num_rows: Int[Array, ""]) -> ReplayBuffer:
     """The same rows with room for more after them."""
     held = replay.rows.reward.shape[0]
     group_size = held // replay.held_out.shape[0]
@@ -61,7 +61,7 @@ def grow(replay: Replay, capacity: int, num_rows: Int[Array, ""]) -> Replay:
     def longer(x: Shaped[Array, "rows ..."], by: int) -> Shaped[Array, "more ..."]:
         return jnp.pad(x, [(0, by)] + [(0, 0)] * (x.ndim - 1))
 
-    return Replay(
+    return ReplayBuffer(
         rows=jax.tree.map(lambda x: longer(x, capacity - held), replay.rows),
         weight=longer(replay.weight, capacity - held),
         held_out=longer(replay.held_out, (capacity - held) // group_size),
@@ -69,7 +69,7 @@ def grow(replay: Replay, capacity: int, num_rows: Int[Array, ""]) -> Replay:
     )
 
 
-def rewound(replay: Replay, num_stored: int) -> Replay:
+def rewound(replay: ReplayBuffer, num_stored: int) -> ReplayBuffer:
     """The replay as if only `num_stored` rows had ever been stored: what comes next is written over the others."""
     position = jnp.full_like(replay.position, num_stored % replay.rows.reward.shape[-1])
     return eqx.tree_at(lambda r: r.position, replay, position)
@@ -80,19 +80,19 @@ def num_training(num_rows, group_size: int):
     return num_rows // group_size * (group_size - 1)
 
 
-def training_rows(replay: Replay, which: Int[Array, " n"]) -> Int[Array, " n"]:
+def training_rows(replay: ReplayBuffer, which: Int[Array, " n"]) -> Int[Array, " n"]:
     """Positions of the training rows number `which`, counted without the held-out ones."""
     group_size = replay.rows.reward.shape[0] // replay.held_out.shape[0]
     group, rank = which // (group_size - 1), which % (group_size - 1)
     return group * group_size + rank + (rank >= replay.held_out[group])
 
 
-def validation_rows(replay: Replay, which: Int[Array, " n"]) -> Int[Array, " n"]:
+def validation_rows(replay: ReplayBuffer, which: Int[Array, " n"]) -> Int[Array, " n"]:
     """Positions of the held-out rows number `which`."""
     group_size = replay.rows.reward.shape[0] // replay.held_out.shape[0]
     return which * group_size + replay.held_out[which]
 
 
-def take(replay: Replay, at: Int[Array, " n"]) -> tuple[Transition, Float[Array, "n member"]]:
+def take(replay: ReplayBuffer, at: Int[Array, " n"]) -> tuple[Transition, Float[Array, "n member"]]:
     """The rows at these positions, with their weights."""
     return jax.tree.map(lambda x: x[at], replay.rows), replay.weight[at]

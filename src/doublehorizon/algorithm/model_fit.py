@@ -1,7 +1,7 @@
 """Fits the ensemble to the replay, with early stopping inside the compiled program.
 
-`fit` works on all seeds at once, the one place with an explicit seed axis: a vmapped `while_loop` would run every
-seed until the last one stops. Everything below `_advance` is written for one seed.
+`fit` works on all seeds at once, and `_run` and `_advance` have an explicit seed axis: a vmapped `while_loop` would run
+every seed until the last one stops. Everything below `_advance` is written for one seed.
 """
 
 from typing import Any
@@ -14,12 +14,12 @@ import optax
 from jax.scipy.stats import norm
 from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray, UInt32
 
-from doublehorizon.algorithm import replay as replays
-from doublehorizon.algorithm.dynamics import WorldModel, normalized_target
+from doublehorizon.algorithm import replay_buffer as replays
 from doublehorizon.algorithm.kernels import on_gpu
 from doublehorizon.algorithm.networks import Dynamics, dropout_seeds
-from doublehorizon.algorithm.replay import Replay
+from doublehorizon.algorithm.replay_buffer import ReplayBuffer
 from doublehorizon.algorithm.types import Budget, Transition
+from doublehorizon.algorithm.world_model import WorldModel, normalized_target
 from doublehorizon.config import Config
 
 
@@ -54,7 +54,7 @@ class FitState(eqx.Module):
 
 
 def fit(
-    config: Config, budget: Budget, replay: Replay, world: WorldModel, key: Key[Array, " seed"]
+    config: Config, budget: Budget, replay: ReplayBuffer, world: WorldModel, key: Key[Array, " seed"]
 ) -> tuple[WorldModel, dict[str, Array]]:
     """Fits every seed's ensemble until its validation score stops improving and keeps the best parameters. All
     arguments but `config` and `budget` have a leading seed axis; the keys are consumed."""
@@ -100,7 +100,7 @@ def _advance(config: Config, budget: Budget, data: FitData, state: FitState, wid
     return jax.tree.map(lambda all_seeds, some: all_seeds.at[back].set(some, mode="drop"), state, group)
 
 
-def _prepare(config: Config, budget: Budget, replay: Replay, world: WorldModel, key: PRNGKeyArray) -> FitData:
+def _prepare(config: Config, budget: Budget, replay: ReplayBuffer, world: WorldModel, key: PRNGKeyArray) -> FitData:
     """Training rows side by side, so that an epoch's minibatches are one look-up. Validation rows: all of them while
     they fit, later one from each of as many equal stretches."""
 
@@ -120,8 +120,9 @@ def _prepare(config: Config, budget: Budget, replay: Replay, world: WorldModel, 
 
 
 def spread_out(uniform: Float[Array, " size"], available: int | Int[Array, ""]) -> Int[Array, " size"]:
-    """Distinct numbers below `available`, one from each of `size` equal stretches, by `uniform` numbers. If
-    there are fewer than `size`, the first `available` entries are all of them and the rest do not count."""
+    """Stratified sample: distinct numbers below `available`, one from each of `size` equal stretches, by `uniform`
+    numbers. If there are fewer than `size`, the first `available` entries are all of them and the rest do not
+    count."""
     size = uniform.shape[0]
     whole, part = available // size, available % size
 
@@ -140,7 +141,7 @@ def _num_validation(config: Config, budget: Budget) -> Int[Array, ""]:
 
 
 def _begin(config: Config, budget: Budget, data: FitData, members: Dynamics, key: PRNGKeyArray) -> FitState:
-    """The model as it is, scored, is the first one to beat."""
+    """The first state of a fit: the model as it is, scored, is the one to beat."""
     score, error = _validate(config, budget, data.validation, members)
     zero = jnp.zeros((), jnp.int32)
     return FitState(

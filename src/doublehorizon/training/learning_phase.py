@@ -12,7 +12,7 @@ from doublehorizon.algorithm.devices import fetch
 from doublehorizon.algorithm.divergence import select_seeds, signs_of_divergence
 from doublehorizon.errors import RunError
 from doublehorizon.run.progress import Progress, fetch_policies
-from doublehorizon.training.view import View
+from doublehorizon.training.live_view import View
 
 _MOST_REPEATS = 3
 
@@ -49,19 +49,19 @@ def learn(progress: Progress, clock: Clock, view: View) -> SeedMetrics:
     after, metrics = _attempt(progress, before, clock, view)
     repeats = np.zeros(len(progress.seeds), np.int32)
     while any(signs := _signs(progress, after, metrics)):
-        sick = np.array([bool(line) for line in signs])
+        diverged = np.array([bool(line) for line in signs])
         report = "; ".join(f"seed {seed} ({line})" for seed, line in zip(progress.seeds, signs, strict=True) if line)
-        if repeats[sick].max() == _MOST_REPEATS:
+        if repeats[diverged].max() == _MOST_REPEATS:
             raise RunError(
                 f"diverged at step {progress.step} and again in {_MOST_REPEATS} repeats: {report}. A smaller "
                 "policy.learning_rate may help, or rewards and observations nearer to 1."
             )
-        repeats += sick
+        repeats += diverged
         view.warn(f"diverged at step {progress.step}: {report}; it goes back and tries again with other random numbers")
         before = agent.with_fresh_keys(before)
         again, figures = _attempt(progress, before, clock, view)
-        after = select_seeds(jnp.asarray(sick), again, after)
-        metrics = {name: np.where(sick, figures[name], value) for name, value in metrics.items()}
+        after = select_seeds(jnp.asarray(diverged), again, after)
+        metrics = {name: np.where(diverged, figures[name], value) for name, value in metrics.items()}
     progress.update(agent=after, policies=fetch_policies(progress.setup, after))
     clock.lap("time/improve_seconds")
     return metrics | {"train/repeats": repeats}

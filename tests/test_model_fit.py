@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from doublehorizon.algorithm import fit as fits
-from doublehorizon.algorithm import replay as replays
+from doublehorizon.algorithm import model_fit as fits
+from doublehorizon.algorithm import replay_buffer as replays
 from doublehorizon.algorithm.agent import _with_statistics
-from doublehorizon.algorithm.dynamics import WorldModel
 from doublehorizon.algorithm.ensemble import ensemble
 from doublehorizon.algorithm.networks import Dynamics
 from doublehorizon.algorithm.normalizer import identity
 from doublehorizon.algorithm.types import Budget, Transition
+from doublehorizon.algorithm.world_model import WorldModel
 from worlds import TINY, budget
 
 
@@ -44,6 +44,12 @@ def test_the_score_is_that_of_one_gaussian_with_the_members_disagreement():
     variance = 4.0 + 2.0  # unbiased variance of 1 and 3
     expected = 0.5 * ((2.0 - 5.0) ** 2 / variance + np.log(variance))
     assert float(fits.ensemble_score(mean, log_noise, jnp.array([[5.0]]))[0]) == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_score_adds_up_dimensions():
+    mean, log_noise = jnp.zeros((2, 1, 3)), jnp.zeros((2, 3))
+    target = jnp.array([[1.0, 2.0, 3.0]])
+    assert float(fits.ensemble_score(mean, log_noise, target)[0]) == pytest.approx(0.5 * (1 + 4 + 9))
 
 
 def test_the_paired_test_is_scipys_z_test_over_the_rows_that_count():
@@ -173,3 +179,89 @@ def test_weights_decide_how_much_a_row_counts():
     decay = -TINY.fit.learning_rate * TINY.model.weight_decay[0] * members.mlp.layers[0].weight[0]
     np.testing.assert_allclose(first.mlp.layers[0].weight, decay, atol=2e-7)  # a float32 ulp of the weights
     assert float(jnp.max(jnp.abs(second.mlp.layers[0].weight))) > 100 * float(jnp.max(jnp.abs(decay)))
+
+
+def numbered(capacity: int, num_rows: int) -> tuple:
+    """A replay whose rows are numbered by their observation, what a fit makes of it, and which rows are held out."""
+    obs = jnp.arange(float(capacity))[:, None] * jnp.ones((1, 3))
+    rows = Transition(obs, jnp.zeros((capacity, 2)), obs[:, 0], obs, jnp.zeros(capacity))
+    replay = replays.add(replays.empty(capacity, 3, 2, 2, 5), rows, jr.key(0))
+    world = jax.tree.map(lambda x: x[0], problem(1)[1])
+    world = eqx.tree_at(lambda w: (w.obs_normalizer, w.target_normalizer), world, (identity(3), identity(4)))
+    data = fits._prepare(TINY, budget(num_rows, 2), replay, world, jr.key(1))
+    held_out = np.asarray(replays.validation_rows(replay, jnp.arange(capacity // 5)))
+    return replay, data, held_out
+
+
+def test_held_out_rows_are_validated_on_and_never_trained_on():
+    replay, data, held_out = numbered(100, 100)
+    trained, validated = (np.asarray(x.inputs[:, 0]).astype(int) for x in (data.training, data.validation))
+    assert set(trained) == set(range(100)) - set(held_out) and set(validated) == set(held_out)
+    np.testing.assert_array_equal(data.weight, replay.weight[trained])  # rows keep their weights
+    np.testing.assert_array_equal(data.training.target[:, 0], trained)  # and their rewards
+
+
+def test_minibatches_are_drawn_from_all_stored_rows_and_no_others():
+    *_, data, held_out = numbered(200, 50)
+    batches = jax.vmap(lambda key: fits._draw(TINY, budget(50, 2), data, key))(jr.split(jr.key(2), 100))
+    drawn = np.asarray(batches.examples.inputs[..., 0]).astype(int)
+    assert set(drawn.ravel()) == set(range(50)) - set(held_out)
+    assert len(np.unique(batches.dropout)) == batches.dropout.size  # each row of each member drops other units
+
+
+def one_step(config, change=lambda batch: batch):
+    """The change of the members in one gradient step on rows that they already predict."""
+    world = jax.tree.map(lambda x: x[0], problem(1)[1])
+    inputs, members = jr.normal(jr.key(3), (16, 5)), world.members
+    first = jax.tree.map(lambda x: x[0], members)
+    members = jax.tree.map(lambda x: jnp.stack([x, x]), first)
+    examples = fits.Examples(inputs, first(inputs))
+    seeds = jnp.arange(32, dtype=jnp.uint32).reshape(2, 16)
+    batch = change(fits.Minibatches(examples, jnp.ones((16, 2)), jnp.zeros((2, 16)), seeds))
+    after, _ = fits._gradient_step(config, members, fits._optimizer(config).init(members), batch)
+    return jax.tree.map(lambda a, b: a - b, after, members)
+
+
+def test_the_noise_of_the_reward_is_on_the_reward():
+    noisy = one_step(TINY, lambda batch: eqx.tree_at(lambda b: b.noise, batch, jnp.full((2, 16), 30.0)))
+    # what is predicted well needs less noise, the reward more
+    assert np.all(noisy.log_noise[:, 0] > 0) and np.all(noisy.log_noise[:, 1:] < 0)
+
+
+def test_a_fit_drops_units_by_the_seeds_of_its_rows():
+    config = dataclasses.replace(TINY, model=dataclasses.replace(TINY.model, dropout=(0.5, 0.5, 0.5)))
+    change = one_step(config).mlp.layers[1].weight
+    assert not np.allclose(change[0], change[1])  # the members are the same, their seeds are not
+    other = one_step(config, lambda batch: eqx.tree_at(lambda b: b.dropout, batch, batch.dropout + 999))
+    assert not np.allclose(change, other.mlp.layers[1].weight)
+
+
+def test_an_improvement_starts_the_patience_anew():
+    replay, world = problem(1)
+    _, metrics = fit(FAST, limits(3, 40), replay, world, jr.split(jr.key(1), 1))
+    assert int(metrics["model/epochs"][0]) > 20  # it goes on improving, and so for longer than its patience
+
+
+def test_decay_pulls_each_layer_and_the_noise_towards_zero():
+    model = dataclasses.replace(TINY.model, weight_decay=(1.0, 2.0, 3.0, 4.0), noise_decay=5.0)
+    config = dataclasses.replace(TINY, model=model)
+    members = jax.tree.map(lambda x: x[0], problem(1)[1]).members
+    members = eqx.tree_at(lambda m: m.log_noise, members, jnp.ones_like(members.log_noise))
+    zero = jax.tree.map(jnp.zeros_like, members)
+    optimizer = fits._optimizer(config)
+    updates, _ = optimizer.update(zero, optimizer.init(members), members)
+    for rate, layer, update in zip((1.0, 2.0, 3.0, 4.0), members.mlp.layers, updates.mlp.layers, strict=True):
+        np.testing.assert_allclose(update.weight, -config.fit.learning_rate * rate * layer.weight, rtol=1e-5)
+        np.testing.assert_allclose(update.bias, -config.fit.learning_rate * rate * layer.bias, rtol=1e-5)
+    np.testing.assert_allclose(updates.log_noise, -5.0 * config.fit.learning_rate, rtol=1e-5)
+
+
+def test_only_held_out_rows_that_are_stored_count_in_a_validation():
+    replay, world = jax.tree.map(lambda x: x[0], problem(1))
+    data = fits._prepare(TINY, budget(50, 2), replay, world, jr.key(0))  # ten of them, in a chunk of sixteen
+    score, error = fits._validate(TINY, budget(50, 2), data.validation, world.members)
+    inputs, target = data.validation.inputs[:10], data.validation.target[:10]
+    mean = jnp.stack([jax.tree.map(lambda x, k=k: x[k], world.members)(inputs) for k in range(2)])
+    np.testing.assert_allclose(score[:10], fits.ensemble_score(mean, world.members.log_noise, target), rtol=1e-4)
+    np.testing.assert_array_equal(score[10:], 0.0)
+    np.testing.assert_allclose(error, np.mean((np.mean(mean, axis=0) - target) ** 2), rtol=1e-4)

@@ -2,7 +2,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 
-from doublehorizon.algorithm import replay as replays
+from doublehorizon.algorithm import replay_buffer as replays
 from doublehorizon.algorithm.types import Transition
 
 
@@ -12,7 +12,7 @@ def rows(first: int, count: int) -> Transition:
     return Transition(n[:, None] * jnp.ones((1, 2)), -n[:, None], 10 * n, n[:, None] + 0.5 * jnp.ones((1, 2)), 0 * n)
 
 
-def filled(count: int, capacity: int = 20) -> replays.Replay:
+def filled(count: int, capacity: int = 20) -> replays.ReplayBuffer:
     replay = replays.empty(capacity, 2, 1, num_members=3, group_size=5)
     for first in range(0, count, 10):
         replay = replays.add(replay, rows(first, 10), jr.key(first))

@@ -41,7 +41,7 @@ from doublehorizon.signals import unstoppable
 
 FORMAT = "doublehorizon-checkpoint-1"
 _PACKAGES = ("doublehorizon", "jax", "jaxlib", "equinox", "optax", "numpy", "gymnasium", "mujoco", "dm_control")
-MOST_SHARE = 0.05  # of the time that may go into writing, unless a run is told how often to write
+MOST_SHARE = 0.05  # of the time that may go into writing, where `loop.checkpoint_every` is None
 
 
 class NoCheckpoints:
@@ -67,12 +67,12 @@ class CheckpointWriter:
         self._written: tuple[int, int] | None = None
 
     def write_first(self, state: RunState) -> None:
-        """Writes it, and waits."""
+        """Writes a checkpoint of this state, and waits."""
         self.write(state)
         self.finish()
 
     def write_if_due(self, state: RunState) -> None:
-        """Writes it if it is time to."""
+        """Writes a checkpoint of this state if it is time to."""
         is_idle = self._writing is None or self._writing.done()
         if is_idle:
             self.finish()  # what went wrong is raised at once
@@ -88,7 +88,7 @@ class CheckpointWriter:
             self.write(state)
 
     def write(self, state: RunState) -> None:
-        """Begins to write it, unless it is on the disk already."""
+        """Begins to write a checkpoint of this state, unless it is on the disk already."""
         self.finish()
         contents = (state.iteration, len(state.returns))
         if contents == self._written:
@@ -106,35 +106,37 @@ class CheckpointWriter:
             writing.result()
 
     def write_last(self, state: RunState) -> None:
-        """Writes it if it is not on the disk yet, and ends the thread."""
+        """Writes a checkpoint of this state if it is not on the disk yet, and ends the thread."""
         try:
             self.write(state)
             self.finish()
         finally:
             self._pool.shutdown()
 
-    def _write(self, state: RunState, rows: replay_files.Rows, contents: tuple[int, int]) -> None:
+    def _write(self, state: RunState, rows: replay_files.ReplayArrays, contents: tuple[int, int]) -> None:
         setup, machinery = self._progress.setup, self._progress.machinery
         with disk_errors_reported(self._folder):
             machinery.archived = write(self._folder, setup, state, rows, machinery.archived)
         self._written, self._took = contents, time.monotonic() - self._begun
 
 
-def new_rows(progress: Progress, archived: Archived, state: RunState) -> replay_files.Rows:
+def new_rows(progress: Progress, archived: Archived, state: RunState) -> replay_files.ReplayArrays:
     """Rows of the replay that a checkpoint of this state needs and the disk does not have."""
     stored, piece = progress.setup.stored_at(state.iteration), progress.setup.iteration_steps
     return replay_files.new_rows(progress.replay, archived, stored, piece)
 
 
 def set_aside_newer(folder: Path, step: int) -> None:
-    """Checkpoints after the one from which a run goes on could not be read: they get another name."""
+    """Renames checkpoints newer than `step`, from which a run goes on because they could not be read."""
     for newer in steps_kept(folder):
         if newer > step:
             path = existing_folder(folder / "checkpoints" / str(newer))
             path.rename(path.with_name(f"{newer}.unread-{time.time_ns()}"))
 
 
-def write(folder: Path, setup: RunSetup, state: RunState, rows: replay_files.Rows, archived: Archived) -> Archived:
+def write(
+    folder: Path, setup: RunSetup, state: RunState, rows: replay_files.ReplayArrays, archived: Archived
+) -> Archived:
     """One checkpoint; then the policies, and what is too old goes. What of the replay is on the disk now."""
     for name in state.log_sizes:
         _sync(folder / name)

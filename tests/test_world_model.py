@@ -4,17 +4,17 @@ import jax.random as jr
 import numpy as np
 import pytest
 
-from doublehorizon.algorithm.dynamics import (
+from doublehorizon.algorithm.ensemble import RowAssignment, even_shares
+from doublehorizon.algorithm.normalizer import Normalizer, fit_normalizer, identity
+from doublehorizon.algorithm.rollouts import draw_noise
+from doublehorizon.algorithm.types import Task
+from doublehorizon.algorithm.world_model import (
     StepNoise,
     WorldModel,
     continuation,
     imagine_step,
     normalized_target,
 )
-from doublehorizon.algorithm.ensemble import RowAssignment, even_shares
-from doublehorizon.algorithm.normalizer import Normalizer, fit_normalizer, identity
-from doublehorizon.algorithm.rollouts import draw_noise
-from doublehorizon.algorithm.types import Task
 from worlds import TINY, LineMember, line_world, random_world
 
 ENDLESS = Task(1, 1, None)
