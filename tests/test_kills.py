@@ -25,7 +25,7 @@ def announce(owner, name, words):
         print("doing", words(*arguments), file=sys.stderr, flush=True)
         return inner(*arguments, **named)
     setattr(owner, name, outer)
-announce(view.View, "phase", lambda self, news: news)
+announce(live_view.View, "phase", lambda self, news: news)
 announce(atomic_files, "write_file", lambda path, content: f"writing {path.name}")
 announce(evaluations.Evaluations, "start", lambda self: "testing")
 from doublehorizon.cli import main

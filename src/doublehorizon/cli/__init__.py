@@ -8,6 +8,7 @@ import sys
 import traceback
 from importlib import import_module
 
+from doublehorizon.cli.options import usage
 from doublehorizon.errors import RunError, UserError, unknown
 from doublehorizon.signals import Stopped
 
@@ -27,6 +28,11 @@ COMMANDS = {
     "bench": "measure how fast the algorithm runs on this machine",
     "completion": "print a script for the shell, which then completes commands and options",
 }
+
+_PURPOSE = "Model-based reinforcement learning that needs few environment steps."
+_EXAMPLE = """`doublehorizon COMMAND --help` tells more. A first try, about two minutes on two CPU cores:
+
+  doublehorizon train Pendulum-v1 --preset quick --steps 2000"""
 
 
 def main() -> None:
@@ -68,7 +74,7 @@ def _notes(problem: BaseException) -> str:
 
 def _dispatch(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
-        print(_usage())
+        print(usage("doublehorizon COMMAND", _PURPOSE, COMMANDS, _EXAMPLE))
         return 0 if arguments else 2
     if arguments[0] == "--version":
         from doublehorizon import __version__
@@ -79,20 +85,3 @@ def _dispatch(arguments: list[str]) -> int:
     if name not in COMMANDS:
         raise unknown("command", name, COMMANDS)
     return import_module(f"doublehorizon.cli.{name.replace('-', '_')}").run(arguments[1:])
-
-
-def _usage() -> str:
-    lines = [f"  {name:<14} {what}" for name, what in COMMANDS.items()]
-    return "\n".join(
-        [
-            "usage: doublehorizon COMMAND ...",
-            "",
-            "Model-based reinforcement learning that needs few environment steps.",
-            "",
-            *lines,
-            "",
-            "`doublehorizon COMMAND --help` tells more. A first try, about two minutes on two CPU cores:",
-            "",
-            "  doublehorizon train Pendulum-v1 --preset quick --steps 2000",
-        ]
-    )

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from doublehorizon.cli.options import usage
 from doublehorizon.cli.train_and_resume import function
 from doublehorizon.errors import unknown
 from doublehorizon.jax_settings import prepare_jax
@@ -16,6 +17,10 @@ ANALYSES = {
     "model": "the model's error on training, held-out and later data, and over many steps",
     "targets": "histograms of rewards and critic targets over training, with the bounds of Q",
 }
+
+_EXAMPLE = """`doublehorizon analyze WHAT --help` tells more. For example:
+
+  doublehorizon analyze model runs/hopper"""
 
 
 @dataclass
@@ -55,26 +60,9 @@ class Analyze:
 def run(arguments: list[str]) -> int:
     """Hands over to the analysis that is named."""
     if not arguments or arguments[0] in ("-h", "--help"):
-        print(_usage())
+        print(usage("doublehorizon analyze WHAT RUN", "Looks into a saved run, on CPU or GPU.", ANALYSES, _EXAMPLE))
         return 0 if arguments else 2
     name, *rest = arguments
     if name not in ANALYSES:
         raise unknown("analysis", name, ANALYSES)
     return import_module(f"doublehorizon.cli.analyze_{name.replace('-', '_')}").run(rest)
-
-
-def _usage() -> str:
-    lines = [f"  {name:<13} {what}" for name, what in ANALYSES.items()]
-    return "\n".join(
-        [
-            "usage: doublehorizon analyze WHAT RUN ...",
-            "",
-            "Looks into a saved run, on CPU or GPU.",
-            "",
-            *lines,
-            "",
-            "`doublehorizon analyze WHAT --help` tells more. For example:",
-            "",
-            "  doublehorizon analyze model runs/hopper",
-        ]
-    )
