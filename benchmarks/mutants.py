@@ -2,6 +2,7 @@
 
     python benchmarks/mutants.py                      # all of them, two at a time
     python benchmarks/mutants.py values updates       # those of some files
+    python benchmarks/mutants.py --match stop_gradient
     python benchmarks/mutants.py --list
 
 A mutant is a wrong line in the place of a right one: a sign, a horizon, a mask, an old network instead of a new one.
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -101,33 +103,33 @@ def attempt(mutant: Mutant) -> Outcome:
     return Outcome(mutant, done.returncode == 1, killer, time.monotonic() - begun)
 
 
-def run(chosen: list[Mutant], jobs: int) -> list[Outcome]:
+def run(chosen: list[Mutant], jobs: int) -> Iterator[Outcome]:
+    """What became of each, as they are done."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True)) as bar, concurrent.futures.ThreadPoolExecutor(jobs) as pool:
         task = bar.add_task("mutants", total=len(chosen))
-        waiting = [pool.submit(attempt, mutant) for mutant in chosen]
-        for done in concurrent.futures.as_completed(waiting):
+        for done in concurrent.futures.as_completed([pool.submit(attempt, mutant) for mutant in chosen]):
             bar.advance(task)
-            if not done.result().as_expected:
-                bar.print(f"{done.result().state}: {done.result().mutant.name}", highlight=False, markup=False)
-    return [done.result() for done in waiting]
+            yield done.result()
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="*", help="names of files, such as values; default: all")
+    parser.add_argument("--match", default="", help="only those whose wrong line contains this text")
     parser.add_argument("--jobs", type=int, default=2, help="how many at a time")
     parser.add_argument("--list", action="store_true", help="print them, and run none")
     options = parser.parse_args()
     chosen = [m for m in mutants() if not options.files or Path(m.file).stem in options.files]
+    chosen = [mutant for mutant in chosen if options.match in mutant.name]
     if options.list:
         print("\n".join(mutant.name for mutant in chosen))
         return 0
-    begun = time.monotonic()
-    outcomes = run(chosen, options.jobs)
-    for outcome in outcomes:
+    begun, outcomes = time.monotonic(), []
+    for outcome in run(chosen, options.jobs):
+        outcomes.append(outcome)
         print(f"{outcome.state:<10} {outcome.seconds:5.0f} s  {outcome.mutant.name}")
-        print(f"{'':<19}{outcome.killer or outcome.mutant.harmless}")
+        print(f"{'':<20}{outcome.killer or outcome.mutant.harmless}", flush=True)
     count = {state: sum(o.state == state for o in outcomes) for state in dict.fromkeys(o.state for o in outcomes)}
     minutes = (time.monotonic() - begun) / 60
     print(f"{len(outcomes)} mutants: {', '.join(f'{n} {state}' for state, n in count.items())}; {minutes:.1f} minutes")
@@ -390,7 +392,7 @@ TABLES["algorithm/start_states.py"] = (
     ],
 )
 TABLES["algorithm/agent.py"] = (
-    "agent",
+    "iteration agent",
     [
         ("key, key_store = _split(state.key)", "key, key_store = state.key, state.key"),
         ("(s.world, s.key), state, (world, key)", "(s.world, s.key), state, (world, state.key)"),

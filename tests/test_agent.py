@@ -5,20 +5,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from doublehorizon import presets
 from doublehorizon.acting.env_runner import WorkerSpec
 from doublehorizon.acting.workers import WorkerPool
 from doublehorizon.algorithm import agent
 from doublehorizon.algorithm.devices import Program
 from doublehorizon.algorithm.start_states import start_states
-from doublehorizon.algorithm.types import Task
 from doublehorizon.algorithm.updates import (
     UpdateContext,
     draw_inputs,
     fresh_opt_states,
     joint_update,
 )
-from doublehorizon.config import Config, Horizons
 from doublehorizon.envs.make import describe, factory, make
 from doublehorizon.run.progress import Progress, begin
 from doublehorizon.training.live_view import View
@@ -124,24 +121,3 @@ def test_critic_only_updates_leave_the_actor_and_the_temperature_alone():
         np.testing.assert_array_equal(a, b)
     assert any(not np.array_equal(a, b) for a, b in zip(leaves(before.critics), leaves(after.critics), strict=True))
     assert int(state.model_buffer.size[0]) == 8 * 5  # one distribution rollout
-
-
-def planned(config: Config, num_rows: int, first: bool) -> list[int]:
-    work = agent.iteration_budget(config, Task(17, 6, None), num_rows, 1000, first)
-    return [work.fit_batches, work.patience, work.max_epochs, work.num_rounds]
-
-
-def test_the_papers_effort_counts_epochs():
-    assert planned(presets.paper, 5000, first=True) == [1, 722, 3612, 250]
-    assert planned(presets.paper, 50_000, first=False) == [6, 144, 722, 50]
-
-
-def test_the_default_effort_is_the_papers_while_epochs_are_short():
-    assert planned(Config(), 5000, first=True) == [1, 722, 3612, 250]
-    assert planned(Config(), 7000, first=False) == [2, 144, 722, 50]
-    assert planned(Config(), 50_000, first=False) == [6, 144, 241, 50]  # 722 * 2 / 6
-
-
-def test_a_short_distribution_rollout_has_more_rows():
-    assert Config().distribution_rows == 256
-    assert Config(horizons=Horizons(distribution=10)).distribution_rows == 512  # the authors' two passes

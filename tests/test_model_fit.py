@@ -68,6 +68,9 @@ def test_validation_rows_are_distinct_and_cover_all_stretches():
         chosen = np.asarray(fits.spread_out(chance, jnp.asarray(available)))
         assert len(set(chosen.tolist())) == 64 and chosen.min() >= 0 and chosen.max() < available
         assert np.all(np.abs(chosen * 64 / available - np.arange(64)) <= 1 + 64 / available)
+    first, last = (np.asarray(fits.spread_out(jnp.full(64, u), jnp.asarray(1000))) for u in (0.0, 0.9999))
+    np.testing.assert_array_equal(first, np.arange(64) * 1000 // 64)
+    np.testing.assert_array_equal(last, np.arange(1, 65) * 1000 // 64 - 1)
     few = np.asarray(fits.spread_out(chance, jnp.asarray(10)))
     np.testing.assert_array_equal(few[:10], np.arange(10))
     assert few.max() == 9

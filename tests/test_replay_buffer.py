@@ -68,3 +68,12 @@ def test_a_grown_replay_keeps_its_rows_and_takes_more():
     np.testing.assert_array_equal(replay.rows.reward, 10 * np.arange(30))
     held_out = np.asarray(replays.validation_rows(replay, jnp.arange(6)))
     np.testing.assert_array_equal(held_out // 5, np.arange(6))
+
+
+def test_a_rewound_replay_writes_over_what_came_later():
+    replay = replays.rewound(filled(20), 25)  # the fifth row of its second round comes next
+    assert int(replay.position) == 5
+    np.testing.assert_array_equal(
+        replays.add(replay, rows(100, 5), jr.key(1)).rows.reward[5:10], 10 * np.arange(100, 105)
+    )
+    assert int(replays.rewound(filled(20), 10).position) == 10

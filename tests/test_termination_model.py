@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from doublehorizon.algorithm import replay_buffer as replays
+from doublehorizon.algorithm import termination_model
 from doublehorizon.algorithm.networks import TerminationClassifier
 from doublehorizon.algorithm.normalizer import identity
 from doublehorizon.algorithm.rollouts import distribution_rollout, draw_noise, no_perturbations, training_rollout
@@ -138,3 +139,24 @@ def test_what_is_learnt_of_ends_leads_away_from_them():
     survives = np.cumprod(1 - 1 / (1 + np.exp(-2 * np.asarray(rollout.obs[1:, :, 0]))), axis=0)
     np.testing.assert_allclose(rollout.alive[1:], survives, rtol=1e-4)
     np.testing.assert_array_equal(rollout.alive[0], 1)
+
+
+def test_frequent_ends_have_their_true_odds_too():
+    """Ends that nothing foretells, in half of all steps."""
+    rng = np.random.default_rng(0)
+    obs, ends = rng.normal(size=(20_000, 1)), rng.random(20_000) < 0.5
+    model, _ = fitted(stored(obs, ends), dataclasses.replace(CONFIG, batches=100))
+    assert np.mean(probability(model, list(rng.normal(size=200)))) == pytest.approx(0.5, abs=0.04)
+
+
+@pytest.mark.parametrize(("checked", "precision", "recall"), [(100, 1 / 3, 1 / 2), (2, 1 / 2, 1.0)])
+def test_precision_and_recall_by_hand(monkeypatch, checked, precision, recall):
+    """Five groups, from one of which one row is held out each: an end that is missed, a false alarm, a quiet step, a
+    false alarm, and an end that is foreseen. The last two are the newest."""
+    monkeypatch.setattr(termination_model, "_CHECKED_ROWS", checked)
+    danger = np.repeat([-1.0, 1.0, -1.0, 1.0, 1.0], 5)[:, None]
+    ended = np.repeat([1.0, 0.0, 0.0, 0.0, 1.0], 5)
+    model = TerminationModel(jax.tree.map(lambda x: x[None], RightIsDangerous()), jnp.zeros(()))
+    found = termination_model._precision_and_recall(model, identity(1), stored(danger, ended), 25)
+    assert float(found["termination/precision"]) == pytest.approx(precision)
+    assert float(found["termination/recall"]) == pytest.approx(recall)

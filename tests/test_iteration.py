@@ -1,0 +1,103 @@
+"""What an iteration does: its budget, its updates, its distribution rollouts, its keys."""
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import optax
+
+from doublehorizon import presets
+from doublehorizon.algorithm import agent
+from doublehorizon.algorithm import replay_buffer as replays
+from doublehorizon.algorithm.types import Task, Transition
+from doublehorizon.algorithm.updates import UpdateContext
+from doublehorizon.config import Config, Horizons
+from doublehorizon.config_json import changed
+from worlds import TINY, budget
+
+KEEPING = changed(TINY, {"policy.keep_moments": True, "policy.ring_capacity": 400})
+TASK = Task(3, 1, None)
+
+
+def planned(config: Config, num_rows: int, first: bool) -> list[int]:
+    work = agent.iteration_budget(config, Task(17, 6, None), num_rows, 1000, first)
+    return [work.fit_batches, work.patience, work.max_epochs, work.num_rounds]
+
+
+def test_the_papers_effort_counts_epochs():
+    assert planned(presets.paper, 5000, first=True) == [1, 722, 3612, 250]
+    assert planned(presets.paper, 50_000, first=False) == [6, 144, 722, 50]
+
+
+def test_the_default_effort_is_the_papers_while_epochs_are_short():
+    assert planned(Config(), 5000, first=True) == [1, 722, 3612, 250]
+    assert planned(Config(), 7000, first=False) == [2, 144, 722, 50]
+    assert planned(Config(), 50_000, first=False) == [6, 144, 241, 50]  # 722 * 2 / 6
+
+
+def test_a_short_distribution_rollout_has_more_rows():
+    assert Config().distribution_rows == 256
+    assert Config(horizons=Horizons(distribution=10)).distribution_rows == 512  # the authors' two passes
+
+
+def one_seed(config: Config = KEEPING) -> tuple:
+    """An untrained agent and a replay of 20 random rows, with a seed axis."""
+    obs = jr.normal(jr.key(1), (1, 20, 3))
+    rows = Transition(obs, obs[..., :1], obs[..., 0], obs + 1.0, jnp.zeros((1, 20)))
+    seeds, sizes = jnp.array([0]), (40, 3, 1, config.model.members, 5)
+    state = jax.vmap(lambda seed: agent.initial_state(config, TASK, seed))(seeds)
+    return agent.store((rows, state), jax.vmap(lambda _: replays.empty(*sizes))(seeds))
+
+
+def test_updates_are_as_many_as_planned_and_moments_last():
+    replay, state = one_seed()
+    obs = np.asarray(replay.rows.obs[0, :20])
+
+    def counts(state):
+        adam = (state.opt_states.actor, state.opt_states.critics)
+        return [int(optax.tree_utils.tree_get(x, "count")[0]) for x in adam]
+
+    starts = []
+    for k in (1, 2):  # 5 updates of the critics alone, then two rounds of 4
+        state, metrics = agent.improve_policy(KEEPING, TASK, 20, budget(20, rounds=2), replay, state)
+        assert counts(state) == [k * 8, k * 13]
+        assert int(state.model_buffer.size[0]) == k * 3 * 40  # a distribution rollout first, and one in each round
+        assert np.isfinite(metrics["train/actor_gradient_norm"]).all()
+    for pushed in np.asarray(state.model_buffer.rows.obs[0, :240]).reshape(6, 5, 8, 3):
+        starts.append([int(np.flatnonzero((obs == row).all(1))[0]) for row in pushed[0]])  # all are stored rows
+    assert len({tuple(rows) for rows in starts}) == 6  # drawn anew each time
+
+
+def test_a_buffer_that_is_cleared_holds_the_last_iteration_alone():
+    config = changed(KEEPING, {"policy.clear_each_iteration": True})
+    replay, state = one_seed(config)
+    for _ in range(2):
+        state, _ = agent.improve_policy(config, TASK, 20, budget(20, rounds=2), replay, state)
+    assert int(state.model_buffer.size[0]) == 3 * 40
+
+
+def test_distribution_rollouts_start_in_every_stored_row():
+    replay, state = jax.tree.map(lambda x: x[0], one_seed())
+    context = UpdateContext(TINY, TASK, state.world)
+
+    def starts(key):
+        num_rows, buffer = jnp.asarray(20, jnp.int32), state.model_buffer
+        return agent.refresh(context, num_rows, replay, state.actor_critic, buffer, key).rows.obs[:8]
+
+    found = np.unique(np.asarray(jax.vmap(starts)(jr.split(jr.key(0), 60))).reshape(-1, 3), axis=0)
+    np.testing.assert_array_equal(found, np.unique(np.asarray(replay.rows.obs[:20]), axis=0))
+
+
+def test_keys_move_on_with_every_program_and_with_another_try():
+    replay, before = one_seed()
+    rows = jax.tree.map(lambda x: x[:, :20], replay.rows)
+    weights = np.asarray(replay.weight[0, :20])
+    replay, stored = agent.store((rows, before), replay)
+    assert not np.array_equal(weights, np.asarray(replay.weight[0, 20:40]))
+    fitted, _ = agent.fit_model(KEEPING, budget(20), replay, stored)
+    states = (before, stored, fitted, agent.with_fresh_keys(stored))
+    assert len({np.asarray(jr.key_data(state.key)).tobytes() for state in states}) == 4
+    # statistics are those of all stored rows
+    np.testing.assert_allclose(fitted.world.obs_normalizer.mean[0], rows.obs[0].mean(0), rtol=1e-4, atol=1e-6)
+    target = np.concatenate([rows.reward[0][:, None], (rows.next_obs - rows.obs)[0]], axis=1)
+    np.testing.assert_allclose(fitted.world.target_normalizer.mean[0], target.mean(0), rtol=1e-4, atol=1e-6)
