@@ -108,16 +108,3 @@ def test_nothing_is_compiled_twice(monkeypatch):
         monkeypatch.setattr(agent, name, Program(counted, "all-except-first" if name == "store" else "none"))
     run([0], 120)
     assert counts == {"store": 1, "fit_model": 1, "improve_policy": 1}
-
-
-def test_critic_only_updates_leave_the_actor_and_the_temperature_alone():
-    progress = collected([0])
-    before = progress.agent.actor_critic
-    work = budget(20, 1, 3, 3, rounds=0)
-    state, _ = agent.improve_policy(TINY, progress.task, 20, work, progress.replay, progress.agent)
-    after = state.actor_critic
-    same = ((before.actor, before.log_temperature), (after.actor, after.log_temperature))
-    for a, b in zip(*map(leaves, same), strict=True):
-        np.testing.assert_array_equal(a, b)
-    assert any(not np.array_equal(a, b) for a, b in zip(leaves(before.critics), leaves(after.critics), strict=True))
-    assert int(state.model_buffer.size[0]) == 8 * 5  # one distribution rollout

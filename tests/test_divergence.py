@@ -40,7 +40,7 @@ def arrays(model: dh.DHMBPO) -> list[np.ndarray]:
     return [np.asarray(x) for x in jax.tree.leaves(eqx.filter((progress.agent, progress.replay), eqx.is_inexact_array))]
 
 
-@pytest.mark.parametrize("value", [np.nan, 1e9])
+@pytest.mark.parametrize("value", [np.nan, pytest.param(1e9, marks=pytest.mark.slow)])
 def test_a_poisoned_seed_rolls_back_and_the_others_are_bit_identical(monkeypatch, value):
     clean = train_with_poison(monkeypatch, set())
     with pytest.warns(UserWarning, match=r"diverged at step 60: seed 2 \(the largest parameter is (nan|1e\+09)"):

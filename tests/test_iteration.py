@@ -15,7 +15,7 @@ from doublehorizon.config import Config, Horizons
 from doublehorizon.config_json import changed
 from worlds import TINY, budget
 
-KEEPING = changed(TINY, {"policy.keep_moments": True, "policy.ring_capacity": 400})
+KEEPING = changed(TINY, {"policy.keep_moments": True, "policy.ring_capacity": 400, "policy.clear_each_iteration": True})
 TASK = Task(3, 1, None)
 
 
@@ -61,19 +61,23 @@ def test_updates_are_as_many_as_planned_and_moments_last():
     for k in (1, 2):  # 5 updates of the critics alone, then two rounds of 4
         state, metrics = agent.improve_policy(KEEPING, TASK, 20, budget(20, rounds=2), replay, state)
         assert counts(state) == [k * 8, k * 13]
-        assert int(state.model_buffer.size[0]) == k * 3 * 40  # a distribution rollout first, and one in each round
+        # a distribution rollout first, and one in each round; those of the iteration before are cleared
+        assert int(state.model_buffer.size[0]) == 3 * 40
+        for pushed in np.asarray(state.model_buffer.rows.obs[0, :120]).reshape(3, 5, 8, 3):
+            starts.append([int(np.flatnonzero((obs == row).all(1))[0]) for row in pushed[0]])  # all are stored rows
         assert np.isfinite(metrics["train/actor_gradient_norm"]).all()
-    for pushed in np.asarray(state.model_buffer.rows.obs[0, :240]).reshape(6, 5, 8, 3):
-        starts.append([int(np.flatnonzero((obs == row).all(1))[0]) for row in pushed[0]])  # all are stored rows
     assert len({tuple(rows) for rows in starts}) == 6  # drawn anew each time
 
 
-def test_a_buffer_that_is_cleared_holds_the_last_iteration_alone():
-    config = changed(KEEPING, {"policy.clear_each_iteration": True})
-    replay, state = one_seed(config)
-    for _ in range(2):
-        state, _ = agent.improve_policy(config, TASK, 20, budget(20, rounds=2), replay, state)
-    assert int(state.model_buffer.size[0]) == 3 * 40
+def test_critic_only_updates_leave_the_actor_and_the_temperature_alone():
+    replay, before = one_seed()
+    after, _ = agent.improve_policy(KEEPING, TASK, 20, budget(20, rounds=0), replay, before)
+    same = ((s.actor_critic.actor, s.actor_critic.log_temperature) for s in (before, after))
+    for a, b in zip(*map(jax.tree.leaves, same), strict=True):
+        np.testing.assert_array_equal(a, b)
+    critics = (jax.tree.leaves(s.actor_critic.critics) for s in (before, after))
+    assert any(not np.array_equal(a, b) for a, b in zip(*critics, strict=True))
+    assert int(after.model_buffer.size[0]) == 8 * 5  # one distribution rollout
 
 
 def test_distribution_rollouts_start_in_every_stored_row():

@@ -46,7 +46,7 @@ def test_an_old_policy_is_read(name):
     assert dh.load_policy(OLD / name / "policy" / "seed1.safetensors").act_size == 1
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", ["dhmbpo", "sac", pytest.param("mbpo-learned", marks=pytest.mark.slow)])
 def test_an_old_run_goes_on(name, old):
     folder = old(name)
     model = dh.DHMBPO.load(folder)
