@@ -23,7 +23,7 @@ def fields(kind: type = Config, prefix: str = "") -> dict[str, object]:
     return found
 
 
-def refused(name: str, value: object) -> str:
+def assert_refused(name: str, value: object) -> str:
     with pytest.raises(dh.UserError) as problem:
         changed(Config(), {name: value})
     message = str(problem.value)
@@ -57,7 +57,7 @@ def test_a_value_beyond_its_range_gets_one_line(name):
     for value in beyond(hint):
         if value is None and type(None) in get_args(hint):
             continue
-        refused(name, value)
+        assert_refused(name, value)
 
 
 def test_every_number_has_a_range():
@@ -82,7 +82,7 @@ def test_every_number_has_a_range():
     ],
 )
 def test_what_is_needed_is_said(name, value, needed):
-    assert refused(name, value).endswith(needed)
+    assert assert_refused(name, value).endswith(needed)
 
 
 def test_numbers_of_numpy_and_whole_floats_are_welcome():
