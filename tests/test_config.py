@@ -71,7 +71,7 @@ def test_every_number_has_a_range():
         ("policy.learning_rate", -1, "more than 0."),
         ("critic.target_rate", 7, "more than 0 and at most 1."),
         ("loop.replay_capacity", -5, "at least 1."),
-        ("critic.bounds", "foo", "one of: all, alive, alive_and_zero."),
+        ("critic.bounds", "foo", "one of: all, alive, alive_and_zero, endings."),
         ("policy.initial_temperature", 0, "more than 0."),
         ("model.dropout", (0.1, 0.2, 1.0), "at least 0 and below 1."),
         ("loop.time_limit", 0, "at least 1, or None."),

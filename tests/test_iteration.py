@@ -1,10 +1,12 @@
 """What an iteration does: its budget, its updates, its distribution rollouts, its keys."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import optax
+import pytest
 
 from doublehorizon import presets
 from doublehorizon.algorithm import agent
@@ -67,6 +69,39 @@ def test_updates_are_as_many_as_planned_and_moments_last():
             starts.append([int(np.flatnonzero((obs == row).all(1))[0]) for row in pushed[0]])  # all are stored rows
         assert np.isfinite(metrics["train/actor_gradient_norm"]).all()
     assert len({tuple(rows) for rows in starts}) == 6  # drawn anew each time
+
+
+def learnt_from(scale: float, shift: float = 0.0) -> tuple:
+    """An agent after a fit and an optimisation of its policy, from the same rows with other rewards."""
+    replay, state = one_seed()
+    replay = eqx.tree_at(lambda r: r.rows.reward, replay, scale * replay.rows.reward + shift)
+    state, _ = agent.fit_model(KEEPING, budget(20, epochs=3), replay, state)
+    state, metrics = agent.improve_policy(KEEPING, TASK, 20, budget(20, rounds=2), replay, state)
+    actor_critic = state.actor_critic
+    networks = (state.world.members, actor_critic.actor, actor_critic.critics, actor_critic.log_temperature)
+    return jax.tree.leaves(networks), actor_critic.bounds, {name: float(x[0]) for name, x in metrics.items()}
+
+
+def test_the_scale_of_rewards_does_not_matter():
+    networks, bounds, metrics = learnt_from(1.0)
+    for scale in (1024.0, 1 / 1024):  # powers of two: not even rounding differs
+        scaled, wider, found = learnt_from(scale)
+        for one, other in zip(networks, scaled, strict=True):
+            np.testing.assert_array_equal(one, other)
+        assert float(wider.low[0]) == scale * float(bounds.low[0])
+        assert found["train/reward_unit"] == scale * metrics["train/reward_unit"]
+        assert found["train/ent_coef"] == metrics["train/ent_coef"]
+        assert found["train/critic_loss"] == scale**2 * metrics["train/critic_loss"]
+
+
+def test_a_constant_added_to_rewards_does_not_matter_where_episodes_never_end():
+    networks, bounds, metrics = learnt_from(1.0)
+    shifted, moved, found = learnt_from(1.0, shift=10.0)
+    for one, other in zip(networks, shifted, strict=True):
+        np.testing.assert_allclose(one, other, atol=2e-4)
+    forever = 10.0 / (1.0 - KEEPING.policy.discount)
+    assert float(moved.low[0] - bounds.low[0]) == pytest.approx(forever, rel=1e-3)
+    assert found["train/q_target"] - metrics["train/q_target"] == pytest.approx(forever, rel=1e-2)
 
 
 def test_critic_only_updates_leave_the_actor_and_the_temperature_alone():

@@ -53,7 +53,7 @@ def test_the_target_of_a_single_step_by_hand(name):
     np.testing.assert_allclose(path.act[1], 0.25, rtol=1e-4)  # what the policy does now
 
     # the smaller of two critics says 20
-    target = critic_target(config, policy, context.world.obs_normalizer, path, jnp.array([0, 1]))
+    target = critic_target(config, context.world, policy, path, jnp.array([0, 1]))
     # its standard deviation is 1e-5 (the least), and the noise was drawn: log N - log(1 - a^2), by hand
     noise = np.asarray(inputs.next_act_noise)[:, 0]
     std = 1e-5 + np.log1p(np.exp(-20.0))

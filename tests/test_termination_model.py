@@ -11,13 +11,14 @@ import pytest
 
 from doublehorizon.algorithm import replay_buffer as replays
 from doublehorizon.algorithm import termination_model
+from doublehorizon.algorithm.end_rewards import EndRewards, fit_end_rewards
 from doublehorizon.algorithm.networks import TerminationClassifier
-from doublehorizon.algorithm.normalizer import identity
+from doublehorizon.algorithm.normalizer import Normalizer, identity
 from doublehorizon.algorithm.rollouts import distribution_rollout, draw_noise, no_perturbations, training_rollout
 from doublehorizon.algorithm.termination_model import TerminationModel, fit_termination_model
 from doublehorizon.algorithm.termination_model import untrained_termination_model as untrained
 from doublehorizon.algorithm.types import Task, Transition
-from doublehorizon.algorithm.world_model import continuation
+from doublehorizon.algorithm.world_model import WorldModel, imagine_end
 from doublehorizon.config import TerminatorConfig
 from worlds import ConstantActor, LineMlp, budget, line_world, random_actor
 
@@ -35,12 +36,13 @@ def fitted(replay: replays.ReplayBuffer, config: TerminatorConfig = CONFIG) -> t
     work = budget(replay.rows.reward.shape[0], ends=config.batches)
     before = untrained(config, 1, 1, jr.key(1))
     fit = eqx.filter_jit(lambda *inputs: fit_termination_model(config, work, *inputs))
-    return fit(before, identity(1), replay, jr.key(2))
+    ends = fit_end_rewards(replay.rows.reward, replay.rows.terminated > 0)
+    return fit(before, identity(1), ends, replay, jr.key(2))
 
 
 def probability(model: TerminationModel, obs: list[float]) -> np.ndarray:
     column = jnp.asarray(obs, jnp.float32)[:, None]
-    return np.asarray(model.probability(identity(1), column, 0 * column, column))
+    return np.asarray(model.predict(identity(1), column, 0 * column, column)[0])
 
 
 def test_before_the_first_end_it_predicts_none():
@@ -82,7 +84,7 @@ class PastOne(TerminationClassifier):
         self.mlp = LineMlp(jnp.zeros(()))
 
     def __call__(self, inputs):
-        return jnp.where(inputs[:, -1] > 1.0, jnp.log(1 / 3), -jnp.inf)
+        return jnp.where(inputs[:, -1:] > 1.0, jnp.log(1 / 3), -jnp.inf)
 
 
 def uncertain_world():
@@ -94,9 +96,9 @@ def test_sampled_flags_and_weights_have_the_same_mean():
     world = uncertain_world()
     next_obs = jnp.tile(jnp.array([[0.5], [1.5]]), (2000, 1))
     before = (next_obs, 0 * next_obs)
-    weights = continuation(TASK, world, before, next_obs, None)
+    weights, _ = imagine_end(TASK, world, before, next_obs, next_obs[:, 0], None)
     np.testing.assert_allclose(weights[:2], [1.0, 0.75], rtol=1e-6)
-    flags = continuation(TASK, world, before, next_obs, jr.uniform(jr.key(0), (4000,)))
+    flags, _ = imagine_end(TASK, world, before, next_obs, next_obs[:, 0], jr.uniform(jr.key(0), (4000,)))
     assert set(np.unique(flags)) == {0.0, 1.0} and flags[::2].min() == 1.0
     assert float(jnp.mean(flags[1::2])) == pytest.approx(0.75, abs=0.04)
 
@@ -120,7 +122,7 @@ class RightIsDangerous(TerminationClassifier):
         self.mlp = LineMlp(jnp.zeros(()))
 
     def __call__(self, inputs):
-        return 2.0 * inputs[:, -1]
+        return 2.0 * inputs[:, -1:]
 
 
 def test_what_is_learnt_of_ends_leads_away_from_them():
@@ -160,3 +162,66 @@ def test_precision_and_recall_by_hand(monkeypatch, checked, precision, recall):
     found = termination_model._precision_and_recall(model, identity(1), stored(danger, ended), 25)
     assert float(found["termination/precision"]) == pytest.approx(precision)
     assert float(found["termination/recall"]) == pytest.approx(recall)
+
+
+# -- what an end brings ------------------------------------------------------------------------------------
+
+
+class PastOneWithReward(PastOne):
+    """And then brings twice the position, in units of the endings' own."""
+
+    def __call__(self, inputs):
+        return jnp.concatenate([super().__call__(inputs), 2.0 * inputs[:, -1:]], axis=-1)
+
+
+def world_with_fines() -> WorldModel:
+    model = TerminationModel(jax.tree.map(lambda x: x[None], PastOneWithReward()), jnp.zeros(()))
+    ends = EndRewards(
+        jnp.array(-200.0), jnp.array(-90.0), Normalizer(jnp.array([-100.0]), jnp.array([10.0])), jnp.array(True)
+    )
+    return dataclasses.replace(line_world(), termination_model=model, end_rewards=ends)
+
+
+def test_the_reward_of_a_step_is_that_of_going_on_or_that_of_its_end():
+    world, next_obs = world_with_fines(), jnp.array([[0.5], [1.5], [-9.0], [1.2]])
+    step = (TASK, world, (next_obs, 0 * next_obs), next_obs, jnp.array([7.0, 8.0, 9.0, 8.0]))
+    # an end past 1.5 brings -100 + 10 * 3 = -70, of which no more than -90 was ever seen
+    goes_on, reward = imagine_end(*step, None)
+    np.testing.assert_allclose(goes_on, [1.0, 0.75, 1.0, 0.75], rtol=1e-6)
+    np.testing.assert_allclose(reward, [7.0, 0.75 * 8.0 - 0.25 * 90.0, 9.0, 0.75 * 8.0 - 0.25 * 90.0], rtol=1e-6)
+    goes_on, reward = imagine_end(*step, jnp.array([0.1, 0.1, 0.1, 0.9]))
+    assert goes_on.tolist() == [1.0, 0.0, 1.0, 1.0]
+    np.testing.assert_allclose(reward, [7.0, -90.0, 9.0, 8.0], rtol=1e-6)
+    # a reward that is known counts for ends too
+    known = dataclasses.replace(TASK, reward=lambda obs, act, next_obs: next_obs[..., 0])
+    assert imagine_end(known, *step[1:], None)[1].tolist() == [7.0, 8.0, 9.0, 8.0]
+
+
+def test_a_rollout_knows_both_rewards():
+    noise, start = draw_noise(TASK, 1, 8, jr.key(0)), jnp.full((8, 1), 1.5)
+    rollout = training_rollout(
+        TASK, world_with_fines(), ConstantActor(jnp.array(0.25)), start, noise, no_perturbations(TASK, noise)
+    )
+    np.testing.assert_allclose(rollout.going_reward, 1.75, rtol=1e-4)
+    np.testing.assert_allclose(rollout.reward, 0.75 * 1.75 - 0.25 * 90.0, rtol=1e-4)
+
+
+def test_what_ends_bring_is_learnt_where_they_happen():
+    """Left ends with a fine, right with a prize; in between nothing is to be learnt of ends."""
+    obs = np.random.default_rng(0).normal(size=(20_000, 1))
+    ends = (np.abs(obs[:, 0]) > 2.0).astype(np.float32)
+    replay = stored(obs, ends)
+    reward = jnp.where(ends > 0, jnp.where(obs[:, 0] > 0, 300.0, -5000.0), 17.0)
+    replay = eqx.tree_at(lambda r: r.rows.reward, replay, reward)
+    known = fit_end_rewards(reward, jnp.asarray(ends) > 0)
+    assert (float(known.low), float(known.high)) == (-5000.0, 300.0) and bool(known.seen)
+    model, _ = fitted(replay)
+    column = jnp.array([[-3.0], [-2.2], [2.2], [3.0]])
+    _, raw = model.predict(identity(1), column, 0 * column, column)
+    np.testing.assert_allclose(known.denormalize(raw), [-5000, -5000, 300, 300], atol=300)
+
+
+def test_nothing_is_known_of_ends_before_the_first():
+    known = fit_end_rewards(jnp.array([4.0, -5.0]), jnp.array([False, False]))
+    assert not bool(known.seen) and float(known.low) == float(known.high) == 0.0
+    assert float(known.denormalize(jnp.array([3.0]))[0]) == 0.0

@@ -34,7 +34,12 @@ from worlds import TINY, random_world
 CONFIG = changed(TINY, {"policy.learning_rate": 0.01, "critic.dropout": 0.2})
 TASK = Task(3, 2, lambda obs: obs[..., 0] > 1.0)
 NORMALIZER = Normalizer(jnp.array([0.1, -0.2, 0.3]), jnp.array([0.5, 2.0, 1.5]))
-WORLD = eqx.tree_at(lambda w: w.obs_normalizer, random_world(3, 2, CONFIG.model.members), NORMALIZER)
+UNIT = 2.5  # of the reward
+WORLD = replace(
+    random_world(3, 2, CONFIG.model.members),
+    obs_normalizer=NORMALIZER,
+    target_normalizer=Normalizer(jnp.zeros(4), jnp.array([UNIT, 1.0, 1.0, 1.0])),
+)
 CONTEXT = UpdateContext(CONFIG, TASK, WORLD)
 
 
@@ -115,10 +120,10 @@ def test_the_actor_follows_critics_that_are_already_updated(update):
     def loss(actor, critics, bounds):
         rollout = rolled(actor, inputs)
         last_q = jnp.mean(scaled(values(critics, rollout.obs[-1], rollout.act[-1]), bounds), axis=0)
-        return -jnp.mean(expanded(rollout, last_q, jnp.exp(before.log_temperature), first_bonus=True))
+        return -jnp.mean(expanded(rollout, last_q, UNIT * jnp.exp(before.log_temperature), first_bonus=True))
 
     value, gradient = jax.value_and_grad(loss)(before.actor, after.critics, after.bounds)
-    assert_close(first_gradient(opt_states.actor), leaves(gradient))
+    assert_close(first_gradient(opt_states.actor), [x / UNIT for x in leaves(gradient)])
     np.testing.assert_allclose(metrics["train/actor_loss"], value, rtol=1e-4)
     stale = jax.grad(loss)(before.actor, before.critics, after.bounds)
     apart = [np.abs(a - b).max() / np.abs(b).max() for a, b in zip(leaves(gradient), leaves(stale), strict=True)]
@@ -148,7 +153,7 @@ def test_the_actors_gradient_is_that_through_the_whole_rollout(update):
 def test_the_critics_step_towards_the_expanded_value(update):
     before, inputs, after, opt_states, metrics = update
     rollout = rolled(before.actor, inputs)
-    temperature, discount = np.exp(before.log_temperature), CONFIG.policy.discount
+    temperature, discount = UNIT * np.exp(before.log_temperature), CONFIG.policy.discount
     bounds = update_bounds(CONFIG.critic, discount, True, before.bounds, rollout, jnp.asarray(temperature))
     last = values(before.target_critics, rollout.obs[-1], rollout.act[-1])[inputs.target_indices]
     least = jnp.clip(jnp.min(scaled(last, bounds), axis=0), bounds.low, bounds.high)
@@ -159,15 +164,13 @@ def test_the_critics_step_towards_the_expanded_value(update):
         return jnp.sum(jnp.mean(jnp.square(q - total[None]), axis=1))
 
     value, gradient = jax.value_and_grad(loss)(before.critics)
-    assert_close(first_gradient(opt_states.critics), leaves(gradient))
+    assert_close(first_gradient(opt_states.critics), [x / UNIT**2 for x in leaves(gradient)])
     np.testing.assert_allclose(metrics["train/critic_loss"], value / CONFIG.critic.members, rtol=1e-4)
     np.testing.assert_allclose(metrics["train/q_target"], total.mean(), rtol=1e-4)
     np.testing.assert_allclose([after.bounds.low, after.bounds.high], [bounds.low, bounds.high], rtol=1e-6)
     assert float(bounds.low) != float(before.bounds.low)
     np.testing.assert_allclose(
-        critic_target(
-            CONFIG, replace(before, bounds=bounds), CONTEXT.world.obs_normalizer, rollout, inputs.target_indices
-        ),
+        critic_target(CONFIG, WORLD, replace(before, bounds=bounds), rollout, inputs.target_indices),
         total,
         rtol=1e-3,
         atol=1e-4,
@@ -207,6 +210,7 @@ def test_entropy_above_its_target_lowers_the_temperature(update):
     np.testing.assert_allclose(gradient, np.exp(before.log_temperature) * surplus, rtol=1e-4)
     np.testing.assert_allclose(metrics["train/entropy"], entropy, rtol=1e-4)
     np.testing.assert_allclose(metrics["train/ent_coef"], np.exp(before.log_temperature), rtol=1e-5)
+    assert float(metrics["train/reward_unit"]) == UNIT
 
 
 def test_the_norm_of_the_actors_gradient_is_that_of_adams_mean(update):

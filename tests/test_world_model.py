@@ -5,13 +5,13 @@ import numpy as np
 import pytest
 
 from doublehorizon.algorithm.ensemble import RowAssignment, even_shares
-from doublehorizon.algorithm.normalizer import Normalizer, fit_normalizer, identity
+from doublehorizon.algorithm.normalizer import Normalizer, fit_normalizer, fit_rewards, identity
 from doublehorizon.algorithm.rollouts import draw_noise
 from doublehorizon.algorithm.types import Task
 from doublehorizon.algorithm.world_model import (
     StepNoise,
     WorldModel,
-    continuation,
+    imagine_end,
     imagine_step,
     normalized_target,
 )
@@ -86,18 +86,50 @@ def test_statistics_cover_the_stored_rows_only_and_never_divide_by_zero():
     x = np.random.default_rng(0).normal(3.0, 2.0, (50, 3)).astype(np.float32)
     x[:, 2] = 1.5
     padded = np.concatenate([x, np.full((30, 3), 1e6, np.float32)])
-    normalizer = fit_normalizer(jnp.asarray(padded), jnp.asarray(50))
+    normalizer = fit_normalizer(jnp.asarray(padded), jnp.arange(80) < 50)
     np.testing.assert_allclose(normalizer.mean, x.mean(0), rtol=1e-5)
     np.testing.assert_allclose(normalizer.std[:2], x.std(0)[:2], rtol=1e-5)
     assert float(normalizer.std[2]) == pytest.approx(1e-4)
     np.testing.assert_allclose(normalizer.denormalize(normalizer.normalize(jnp.asarray(x))), x, rtol=1e-4)
 
 
+def test_the_spread_of_rewards_is_theirs_on_any_scale():
+    reward = np.random.default_rng(1).normal(3.0, 2.0, 60).astype(np.float32)
+    ended = np.arange(60) % 7 == 0
+    reward[ended] = -5000.0
+    used = np.arange(60) < 50
+
+    def found(scale: float, shift: float = 0.0) -> tuple[float, float]:
+        rewards = fit_rewards(jnp.asarray(reward * scale + shift), jnp.asarray(used), jnp.asarray(ended))
+        return float(rewards.mean[0]), float(rewards.std[0])
+
+    going = reward[used & ~ended].astype(np.float64)
+    assert found(1.0) == pytest.approx((going.mean(), going.std()), rel=1e-5)
+    assert found(1e-6) == pytest.approx((1e-6 * going.mean(), 1e-6 * going.std()), rel=1e-4)
+    assert found(1e6, 1e6)[1] == pytest.approx(1e6 * going.std(), rel=1e-4)
+    # exactly so for a power of two
+    assert found(1024.0) == tuple(1024.0 * x for x in found(1.0))
+
+
+def test_rewards_that_are_all_the_same_have_a_spread_all_the_same():
+    used, none = jnp.array([True] * 4), jnp.array([False] * 4)
+    last = jnp.array([False] * 3 + [True])
+    assert float(fit_rewards(jnp.zeros(4), used, none).std[0]) == 1.0
+    assert float(fit_rewards(jnp.full(4, 1234.567), used, none).std[0]) == 1.0  # but for rounding
+    prize = jnp.array([0.0, 0.0, 0.0, 100.0])  # only ends differ: their rewards count
+    assert float(fit_rewards(prize, used, last).std[0]) == pytest.approx(np.std(prize))
+    assert float(fit_rewards(prize, used, used).std[0]) == pytest.approx(np.std(prize))  # every step ends
+    assert float(fit_rewards(prize, used, used).mean[0]) == 0.0
+
+
 def test_a_task_without_a_rule_never_ends():
     world, before = line_world(), (jnp.zeros((2, 1)), jnp.zeros((2, 1)))
-    assert continuation(ENDLESS, world, before, jnp.full((2, 1), jnp.nan), None).tolist() == [1.0, 1.0]
+    reward = jnp.array([5.0, 6.0])
+    goes_on, _ = imagine_end(ENDLESS, world, before, jnp.full((2, 1), jnp.nan), reward, None)
+    assert goes_on.tolist() == [1.0, 1.0]
     past_two = Task(1, 1, lambda obs: obs[..., 0] > 2.0)
-    assert continuation(past_two, world, before, jnp.array([[1.0], [3.0]]), None).tolist() == [1.0, 0.0]
+    goes_on, same = imagine_end(past_two, world, before, jnp.array([[1.0], [3.0]]), reward, None)
+    assert goes_on.tolist() == [1.0, 0.0] and same.tolist() == [5.0, 6.0]
 
 
 def test_the_ensemble_step_equals_members_called_by_hand():

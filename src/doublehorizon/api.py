@@ -16,7 +16,7 @@ from doublehorizon.acting.workers import WorkerPool
 from doublehorizon.algorithm.devices import find_devices, forget_programs, use_compilation_cache, using
 from doublehorizon.config import Config, seed_iterations, steps_per_iteration
 from doublehorizon.envs.gym_check import complaints, is_users_own
-from doublehorizon.envs.make import EnvLike, EnvSpec, Simulator, describe, factory
+from doublehorizon.envs.make import EnvLike, EnvSpec, Simulator, describe, factory, own_time_limit
 from doublehorizon.envs.spaces import flat_observations
 from doublehorizon.errors import UserError
 from doublehorizon.jax_settings import DETERMINISTIC_FLAG, asked_for_determinism
@@ -86,6 +86,11 @@ class DHMBPO:
         self._spec = describe(sample, self.config, env if isinstance(env, str) else None, termination_rule)
         self._obs_space, self._act_shape = sample.observation_space, sample.action_space.shape or ()
         self._notes = complaints(sample, self._spec.name) if check and is_users_own(sample) else []
+        if self.config.loop.time_limit is None and own_time_limit(sample) is None:
+            self._notes.append(
+                f"note: {self._spec.name} says nothing of a time limit. Episodes that it does not end by itself are cut "
+                f"after {self._spec.time_limit} steps (--loop.time-limit, in Python LoopConfig(time_limit=...))."
+            )
         if not self.is_object:
             sample.close()
         prior = None if data is None else load_transitions(data, self._spec, self.config.fit.held_out_every)

@@ -61,7 +61,8 @@ class ModelConfig:
     """How a GPU keeps the model's hidden layers between two products. float16 has TensorFloat-32's 10-bit mantissa at
     half the memory traffic, which is what a fit is bound by. A CPU keeps float32."""
     reward_noise: NonNegative = 1e-3
-    """Noise on the training target of the reward, in its own units: keeps constant rewards learnable."""
+    """Noise on the training target of the reward, in units of `policy.reward_unit`: keeps constant rewards learnable.
+    """
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,9 @@ class TerminatorConfig:
     """Rows of a minibatch; half of them end an episode, however rare that is."""
     batches: Count = 1000
     """Minibatches of each fit, more in the first; networks go on from where the last fit left them."""
+    rewards: bool = True
+    """Learn the reward of a step that ends an episode here, with the end, and not in the model: a penalty or a prize is
+    a jump, which the model would smear over the steps before it."""
 
 
 @dataclass(frozen=True)
@@ -133,9 +137,10 @@ class CriticConfig:
     """The bounds of Q come from this quantile of imagined rewards and its mirror image."""
     bounds_rate: MovingRate = 3e-4
     """How fast the bounds follow."""
-    bounds: Literal["all", "alive", "alive_and_zero"] = "alive_and_zero"
-    """Which imagined rewards set the bounds: all, those before termination, or those with 0 kept inside the
-    bounds on tasks that terminate (the value of an ended episode is 0, so values near it are too)."""
+    bounds: Literal["all", "alive", "alive_and_zero", "endings"] = "endings"
+    """Which rewards set the bounds. endings: imagined rewards of steps that go on, earned forever; where episodes end,
+    also 0 and the rewards of the steps that really ended one, which are earned once. The others take the reward of an
+    ending for one that could be earned forever: all imagined rewards, those before termination, or those and 0."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +158,10 @@ class PolicyConfig:
     discount: Annotated[float, Interval(gt=0, lt=1)] = 0.995
     """How much a reward one step later is worth."""
     initial_temperature: Positive = 0.1
-    """Weight of the entropy bonus before it is tuned."""
+    """Weight of the entropy bonus before it is tuned, in units of the reward."""
+    reward_unit: Literal["spread", "one"] = "spread"
+    """In which units of the reward temperature, losses and `model.reward_noise` are measured: its standard deviation in
+    the replay, so that the scale of rewards does not matter, or 1."""
     target_entropy_per_action: float = -1.0
     """The temperature steers the policy's entropy towards this times the number of actions."""
     updates_per_step: Positive = 1.0
@@ -191,7 +199,8 @@ class LoopConfig:
     evaluation_episodes: CountOrZero = 10
     """Test episodes per evaluation, with the deterministic policy. 0: none, where every step is dear."""
     time_limit: Count | None = None
-    """Agent steps after which an episode is cut off. None: what the environment's registration says."""
+    """Agent steps after which an episode is cut off. None: what the environment's registration says or, if it says
+    nothing, 1000; it may end earlier by itself."""
     action_repeat: Count | None = None
     """Simulator steps for which each action is held; their rewards add up. None: 2 for DMControl, otherwise 1."""
     num_envs: Count = 1

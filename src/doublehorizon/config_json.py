@@ -19,6 +19,19 @@ def from_json(values: dict[str, Any]) -> Config:
     return _record(Config, values, "config")
 
 
+_BEFORE = {
+    "policy": {"reward_unit": "one"},
+    "terminator": {"rewards": False},
+}
+"""What settings that came later were, in effect, in runs of before; only where it is not the default of today."""
+
+
+def from_run(values: dict[str, Any]) -> Config:
+    """A run's config, perhaps written by an earlier version."""
+    groups = {group: _BEFORE.get(group, {}) | value for group, value in values.items() if isinstance(value, dict)}
+    return from_json(values | groups)
+
+
 def changed(config: Config, values: Mapping[str, Any]) -> Config:
     """The config with other values, by names such as `horizons.training` or `precision`. All change at once, as they
     must agree."""

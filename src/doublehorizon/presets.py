@@ -36,8 +36,14 @@ light = Config(
 )
 """Half the width, half the members and smaller batches, for a CPU and a task of the paper's kind."""
 
-paper = Config(model=ModelConfig(storage="float32"), fit=FitConfig(batches_factor=None), precision="float32")
-"""The published algorithm's fit schedule and its float32 arithmetic."""
+paper = Config(
+    model=ModelConfig(storage="float32"),
+    fit=FitConfig(batches_factor=None),
+    critic=CriticConfig(bounds="alive_and_zero"),
+    policy=PolicyConfig(reward_unit="one"),
+    precision="float32",
+)
+"""The published algorithm: its fit schedule, its float32 arithmetic, its bounds and temperature."""
 
 Changes = Mapping[str, Any]
 """Values by their names in a `Config`."""

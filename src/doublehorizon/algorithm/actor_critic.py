@@ -7,11 +7,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt32
 
+from doublehorizon.algorithm.end_rewards import EndRewards
 from doublehorizon.algorithm.ensemble import ensemble
 from doublehorizon.algorithm.networks import Actor, Critic
-from doublehorizon.algorithm.normalizer import Normalizer
 from doublehorizon.algorithm.types import Rollout, Task
 from doublehorizon.algorithm.values import Bounds, expand_q, unknown_bounds
+from doublehorizon.algorithm.world_model import WorldModel
 from doublehorizon.config import Config
 
 
@@ -26,7 +27,7 @@ class ActorCritic(eqx.Module):
 
     @property
     def temperature(self) -> Float[Array, ""]:
-        """Weight of the entropy bonus."""
+        """Weight of the entropy bonus, in units of the reward (see `WorldModel.reward_unit`)."""
         return jnp.exp(self.log_temperature)
 
 
@@ -50,6 +51,24 @@ def untrained_critics(config: Config, task: Task, key: PRNGKeyArray) -> Critic:
     return ensemble(make, config.critic.members, key)
 
 
+def reach_ends(actor_critic: ActorCritic, end_rewards: EndRewards | None) -> ActorCritic:
+    """Bounds at once as wide as endings ask for. The critics' last layers change such that no value does (PopArt)."""
+    old = actor_critic.bounds
+    new = old.reaching(end_rewards)
+    width = jnp.maximum(new.high - new.low, jnp.finfo(jnp.float32).tiny)
+    factor = jnp.where(old.known, (old.high - old.low) / width, 1.0)
+    shift = jnp.where(old.known, (old.high + old.low - new.high - new.low) / width, 0.0)
+
+    def unchanged(critics: Critic) -> Critic:
+        last = critics.mlp.layers[-1]
+        moved = (factor * last.weight, factor * last.bias + shift)
+        return eqx.tree_at(lambda c: (c.mlp.layers[-1].weight, c.mlp.layers[-1].bias), critics, moved)
+
+    new = Bounds(jnp.where(old.known, new.low, old.low), jnp.where(old.known, new.high, old.high), old.known)
+    critics = (unchanged(actor_critic.critics), unchanged(actor_critic.target_critics))
+    return eqx.tree_at(lambda a: (a.critics, a.target_critics, a.bounds), actor_critic, (*critics, new))
+
+
 def critic_values(
     critics: Critic,
     obs: Float[Array, "batch obs"],
@@ -64,16 +83,13 @@ def critic_values(
 
 
 def critic_target(
-    config: Config,
-    actor_critic: ActorCritic,
-    normalizer: Normalizer,
-    rollout: Rollout,
-    chosen: Int[Array, " chosen"],
+    config: Config, world: WorldModel, actor_critic: ActorCritic, rollout: Rollout, chosen: Int[Array, " chosen"]
 ) -> Float[Array, " batch"]:
     """What critics are trained towards: Eq. 9, with the minimum of the chosen target critics, bounded, after the last
     step."""
-    obs = normalizer.normalize(rollout.obs[-1])
+    obs = world.obs_normalizer.normalize(rollout.obs[-1])
     last_q = critic_values(actor_critic.target_critics, obs, rollout.act[-1])[chosen]
     bounds = actor_critic.bounds
     least = bounds.clip(jnp.min(bounds.scale(last_q), axis=0))
-    return expand_q(rollout, least, actor_critic.temperature, config.policy.discount)
+    bonus_weight = actor_critic.temperature * world.reward_unit(config)
+    return expand_q(rollout, least, bonus_weight, config.policy.discount)

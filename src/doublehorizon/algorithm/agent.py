@@ -23,12 +23,13 @@ from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
 from doublehorizon.algorithm import model_buffer
 from doublehorizon.algorithm import model_fit as fits
 from doublehorizon.algorithm import replay_buffer as replays
-from doublehorizon.algorithm.actor_critic import ActorCritic, untrained_actor_critic
+from doublehorizon.algorithm.actor_critic import ActorCritic, reach_ends, untrained_actor_critic
 from doublehorizon.algorithm.devices import over_seeds, program
+from doublehorizon.algorithm.end_rewards import fit_end_rewards, unknown_end_rewards
 from doublehorizon.algorithm.ensemble import ensemble
 from doublehorizon.algorithm.model_buffer import ModelBuffer
 from doublehorizon.algorithm.networks import Dynamics
-from doublehorizon.algorithm.normalizer import fit_normalizer, identity
+from doublehorizon.algorithm.normalizer import Normalizer, fit_normalizer, fit_rewards, identity
 from doublehorizon.algorithm.replay_buffer import ReplayBuffer
 from doublehorizon.algorithm.rollouts import distribution_rollout, draw_noise
 from doublehorizon.algorithm.start_states import StartStates, empty_model_buffer, kept_rows, start_states
@@ -73,6 +74,7 @@ def initial_state(config: Config, task: Task, seed: Int[Array, ""]) -> AgentStat
             identity(task.obs_size),
             identity(1 + task.obs_size),
             untrained_termination_model(config.terminator, *sizes, key_termination) if learns_ends else None,
+            unknown_end_rewards() if task.can_end and _counts_ends(config) else None,
         ),
         actor_critic=actor_critic,
         opt_states=fresh_opt_states(config, actor_critic) if config.policy.keep_moments else None,
@@ -88,12 +90,16 @@ def learn_termination(config: Config, task: Task, state: AgentState) -> AgentSta
 
     def untrained(keys: Key[Array, " seed"]) -> tuple:
         keys, keys_termination = _split(keys)
-        make = lambda key: untrained_termination_model(config.terminator, task.obs_size, task.act_size, key)  # noqa: E731
-        return keys, jax.vmap(make)(keys_termination)
 
-    keys, model = eqx.filter_jit(lambda keys: over_seeds(untrained, keys))(state.key)
-    is_none = lambda x: x is None  # noqa: E731
-    return eqx.tree_at(lambda s: (s.key, s.world.termination_model), state, (keys, model), is_leaf=is_none)
+        def make(key: PRNGKeyArray) -> tuple:
+            model = untrained_termination_model(config.terminator, task.obs_size, task.act_size, key)
+            return model, unknown_end_rewards() if _counts_ends(config) else None
+
+        return keys, *jax.vmap(make)(keys_termination)
+
+    learnt = eqx.filter_jit(lambda keys: over_seeds(untrained, keys))(state.key)
+    where = lambda s: (s.key, s.world.termination_model, s.world.end_rewards)  # noqa: E731
+    return eqx.tree_at(where, state, learnt, is_leaf=lambda x: x is None)
 
 
 def with_fresh_keys(state: AgentState) -> AgentState:
@@ -145,13 +151,14 @@ def fit_model(
 
     def fit(replay: ReplayBuffer, state: AgentState) -> tuple[AgentState, dict[str, Array]]:
         key, key_fit, key_termination = _split(state.key, 3)
-        world = jax.vmap(lambda w, r: _with_statistics(w, r, budget.num_rows))(state.world, replay)
+        world = jax.vmap(lambda w, r: _with_statistics(config, w, r, budget.num_rows))(state.world, replay)
         metrics: dict[str, Array] = {}
         if config.has_model:
             world, metrics = fits.fit(config, budget, replay, world, key_fit)
         if world.termination_model is not None:
             fit_ends = jax.vmap(lambda *seed: fit_termination_model(config.terminator, budget, *seed))
-            model, calibration = fit_ends(world.termination_model, world.obs_normalizer, replay, key_termination)
+            known = (world.termination_model, world.obs_normalizer, world.end_rewards)
+            model, calibration = fit_ends(*known, replay, key_termination)
             world, metrics = eqx.tree_at(lambda w: w.termination_model, world, model), metrics | calibration
         return eqx.tree_at(lambda s: (s.world, s.key), state, (world, key)), metrics
 
@@ -187,7 +194,10 @@ def _improve_policy(
     buffer = refresh(context, num_rows, replay, state.actor_critic, buffer, key_first)
     starts = start_states(config, num_rows, replay, buffer)
     num_critic_updates = round(steps * config.policy.critic_only_share)
-    learner = (state.actor_critic, state.opt_states or fresh_opt_states(config, state.actor_critic))
+    actor_critic = state.actor_critic
+    if config.critic.bounds == "endings":
+        actor_critic = reach_ends(actor_critic, state.world.end_rewards)
+    learner = (actor_critic, state.opt_states or fresh_opt_states(config, actor_critic))
     learner, _ = repeat(critic_only_update, num_critic_updates, context, starts, learner, key_critics)
 
     def one_round(i, carry):
@@ -246,15 +256,28 @@ def repeat(
     return jax.lax.scan(body, learner, inputs)
 
 
-def _with_statistics(world: WorldModel, replay: ReplayBuffer, num_rows: int | Int[Array, ""]) -> WorldModel:
-    """The model with means and scales of the stored rows."""
-    rows = replay.rows
+def _with_statistics(
+    config: Config, world: WorldModel, replay: ReplayBuffer, num_rows: int | Int[Array, ""]
+) -> WorldModel:
+    """The model with statistics of the stored rows."""
+    rows, used = replay.rows, jnp.arange(replay.rows.reward.shape[0]) < num_rows
+    ended = used & (rows.terminated > 0)
+    target = fit_normalizer(raw_target(rows.obs, rows.reward, rows.next_obs), used)
+    if config.policy.reward_unit == "spread":
+        reward = fit_rewards(rows.reward, used, ended)
+        target = Normalizer(target.mean.at[:1].set(reward.mean), target.std.at[:1].set(reward.std))
     return WorldModel(
         world.members,
-        fit_normalizer(rows.obs, num_rows),
-        fit_normalizer(raw_target(rows.obs, rows.reward, rows.next_obs), num_rows),
+        fit_normalizer(rows.obs, used),
+        target,
         world.termination_model,
+        None if world.end_rewards is None else fit_end_rewards(rows.reward, ended),
     )
+
+
+def _counts_ends(config: Config) -> bool:
+    """Whether it matters what rewards come with the ends of episodes."""
+    return config.critic.bounds == "endings" or config.terminator.rewards
 
 
 def _split(keys: Key[Array, " seed"], count: int = 2) -> list[Key[Array, " seed"]]:

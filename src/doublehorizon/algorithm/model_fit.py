@@ -24,10 +24,12 @@ from doublehorizon.config import Config
 
 
 class Examples(eqx.Module):
-    """What the model learns from: normalised inputs (observation, action) and targets (reward, displacement)."""
+    """What the model learns from: normalised inputs (observation, action) and targets (reward, displacement).
+    `has_reward` is 0 in steps whose reward comes with the end of an episode and is learnt with it; None: nowhere."""
 
     inputs: Float[Array, "*lead in"]
     target: Float[Array, "*lead target"]
+    has_reward: Float[Array, "*lead"] | None = None
 
 
 class FitData(eqx.Module):
@@ -108,14 +110,17 @@ def _prepare(config: Config, budget: Budget, replay: ReplayBuffer, world: WorldM
         return Examples(
             jnp.concatenate([world.obs_normalizer.normalize(rows.obs), rows.act], axis=-1),
             normalized_target(world.target_normalizer, rows.obs, rows.reward, rows.next_obs),
+            1.0 - rows.terminated if ends_apart else None,
         )
+
+    ends_apart = config.terminator.rewards and world.termination_model is not None
 
     room = replays.num_training(replay.rows.reward.shape[0], config.fit.held_out_every)
     rows, weight = replays.take(replay, replays.training_rows(replay, jnp.arange(room)))
     size = config.fit.batches_per_epoch * config.fit.batch_size
     which = spread_out(jr.uniform(key, (size,)), budget.num_rows // config.fit.held_out_every)
     held_out, _ = replays.take(replay, replays.validation_rows(replay, which))
-    noise = config.model.reward_noise / world.target_normalizer.std[0]
+    noise = config.model.reward_noise * world.reward_unit(config) / world.target_normalizer.std[0]
     return FitData(examples(rows), weight, examples(held_out), noise)
 
 
@@ -218,7 +223,8 @@ def _gradient_step(
         def member_loss(member, inputs, weight, noise, seeds):
             mean = member(inputs, seeds)
             noisy = batch.examples.target.at[:, 0].add(noise)
-            return jnp.mean(weight * negative_log_likelihood(mean, member.log_noise, noisy, config.model.min_noise))
+            terms = negative_log_likelihood(mean, member.log_noise, noisy, config.model.min_noise)
+            return jnp.mean(weight * _total(terms, batch.examples.has_reward))
 
         inputs = _for_each_member(members, batch.examples.inputs)
         return jnp.sum(eqx.filter_vmap(member_loss)(members, inputs, batch.weight.T, batch.noise, batch.dropout))
@@ -233,11 +239,16 @@ def negative_log_likelihood(
     log_noise: Float[Array, " target"],
     target: Float[Array, "rows target"],
     min_noise: float,
-) -> Float[Array, " rows"]:
-    """Of a Gaussian, without its constant. Below `min_noise` only the logarithm stops falling: the gradient that
-    would shrink the noise further vanishes, the one that widens it stays."""
+) -> Float[Array, "rows target"]:
+    """Of a Gaussian, number by number, without its constant. Below `min_noise` only the logarithm stops falling: the
+    gradient that would shrink the noise further vanishes, the one that widens it stays."""
     error = jnp.square(mean - target) * jnp.exp(-2.0 * log_noise)[None]
-    return jnp.sum(0.5 * error + jnp.maximum(log_noise, jnp.log(min_noise))[None], axis=-1)
+    return 0.5 * error + jnp.maximum(log_noise, jnp.log(min_noise))[None]
+
+
+def _total(terms: Float[Array, "rows target"], has_reward: Float[Array, " rows"] | None) -> Float[Array, " rows"]:
+    """Sum of each row's terms, the first of which is the reward's."""
+    return jnp.sum(terms if has_reward is None else terms.at[:, 0].multiply(has_reward), axis=-1)
 
 
 def _validate(
@@ -253,8 +264,8 @@ def _validate(
         inputs = _for_each_member(members, part.inputs)
         mean = eqx.filter_vmap(lambda member, x: member(x))(members, inputs)
         valid = i * size + jnp.arange(size) < num_valid
-        new = jnp.where(valid, ensemble_score(mean, members.log_noise, part.target), 0.0)
-        squared = jnp.mean(jnp.square(jnp.mean(mean, axis=0) - part.target), axis=-1)
+        new = jnp.where(valid, _total(ensemble_score(mean, members.log_noise, part.target), part.has_reward), 0.0)
+        squared = _total(jnp.square(jnp.mean(mean, axis=0) - part.target), part.has_reward) / part.target.shape[-1]
         error = error + jnp.sum(jnp.where(valid, squared, 0.0)) / num_valid
         return jax.lax.dynamic_update_slice_in_dim(score, new, i * size, 0), error
 
@@ -267,12 +278,12 @@ def ensemble_score(
     mean: Float[Array, "member rows target"],
     log_noise: Float[Array, "member target"],
     target: Float[Array, "rows target"],
-) -> Float[Array, " rows"]:
-    """The paper's S_n: negative log-likelihood of the ensemble taken as one Gaussian, whose variance is the members'
+) -> Float[Array, "rows target"]:
+    """The paper's S_n, number by number: negative log-likelihood of the ensemble taken as one Gaussian, whose variance is the members'
     (geometric) mean noise and their disagreement."""
     variance = jnp.exp(2.0 * jnp.mean(log_noise, axis=0))[None] + jnp.var(mean, axis=0, ddof=1)
     error = jnp.square(jnp.mean(mean, axis=0) - target)
-    return 0.5 * jnp.sum(error / variance + jnp.log(variance), axis=-1)
+    return 0.5 * (error / variance + jnp.log(variance))
 
 
 def improvement_p(

@@ -111,16 +111,17 @@ class Critic(eqx.Module):
 
 
 class TerminationClassifier(eqx.Module):
-    """Normalised observation, action and next observation to the logit of the step ending its episode."""
+    """Normalised observation, action and next observation to the logit of the step ending its episode and, if that is
+    learnt, the normalised reward that it brings if it does."""
 
     mlp: Mlp
 
     def __init__(self, config: TerminatorConfig, obs_size: int, act_size: int, key: PRNGKeyArray):
-        layers = _mlp_layers((2 * obs_size + act_size, config.width, config.width, 1), key)
-        self.mlp = Mlp(layers, _mlp_spec((0.0,) * 2, (None,) * 2))
+        sizes = (2 * obs_size + act_size, config.width, config.width, 2 if config.rewards else 1)
+        self.mlp = Mlp(_mlp_layers(sizes, key), _mlp_spec((0.0,) * 2, (None,) * 2))
 
-    def __call__(self, inputs: Float[Array, "rows in"]) -> Float[Array, " rows"]:
-        return self.mlp(inputs)[:, 0]
+    def __call__(self, inputs: Float[Array, "rows in"]) -> Float[Array, "rows out"]:
+        return self.mlp(inputs)
 
 
 class Actor(eqx.Module):

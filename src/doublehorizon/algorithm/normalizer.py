@@ -3,10 +3,11 @@
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float
 
 _BLOCK = 4096  # rows summed at once
 _MIN_VARIANCE = 1e-8  # a constant dimension is divided by 1e-4, not by zero
+_ROUNDING = 1e-6  # of float32, relative
 
 
 class Normalizer(eqx.Module):
@@ -27,18 +28,39 @@ def identity(size: int) -> Normalizer:
     return Normalizer(jnp.zeros(size), jnp.ones(size))
 
 
-def fit_normalizer(x: Float[Array, "rows size"], num_rows: int | Int[Array, ""]) -> Normalizer:
-    """Statistics of the first `num_rows` rows: population variance, in two passes so that float32 suffices."""
-    count = jnp.asarray(num_rows, x.dtype)
-    mean = _sum(x, num_rows) / count
-    variance = _sum(jnp.square(x - mean[None]), num_rows) / count
+def fit_normalizer(x: Float[Array, "rows size"], used: Bool[Array, " rows"]) -> Normalizer:
+    """Statistics of the rows that are used."""
+    mean, variance = _moments(x, used)
     return Normalizer(mean, jnp.sqrt(jnp.maximum(variance, _MIN_VARIANCE)))
 
 
-def _sum(x: Float[Array, "rows size"], num_rows: int | Int[Array, ""]) -> Float[Array, " size"]:
-    """Over the first rows, block by block: rounding does not depend on how many unused rows follow."""
-    used = (jnp.arange(x.shape[0]) < num_rows)[:, None]
-    blocks = jnp.pad(jnp.where(used, x, 0.0), ((0, -x.shape[0] % _BLOCK), (0, 0))).reshape(-1, _BLOCK, x.shape[1])
+def fit_rewards(reward: Float[Array, " rows"], used: Bool[Array, " rows"], ended: Bool[Array, " rows"]) -> Normalizer:
+    """Mean and spread of the rewards, on whatever scale they are. Those of steps that ended an episode count only where
+    all others are the same. Where all rewards are the same, their spread is taken to be 1."""
+    (mean,), going = _spread(reward, used & ~ended)
+    _, all_rewards = _spread(reward, used)
+    std = jnp.where(going > 0.0, going, jnp.where(all_rewards > 0.0, all_rewards, 1.0))
+    return Normalizer(mean[None], std[None])
+
+
+def _spread(x: Float[Array, " rows"], used: Bool[Array, " rows"]) -> tuple[Float[Array, " 1"], Float[Array, ""]]:
+    """Mean and standard deviation, which is 0 if it may be due to rounding."""
+    mean, variance = _moments(x[:, None], used)
+    std = jnp.sqrt(variance[0])
+    return mean, jnp.where(std > _ROUNDING * jnp.abs(mean[0]), std, 0.0)
+
+
+def _moments(x: Float[Array, "rows size"], used: Bool[Array, " rows"]) -> tuple[Float[Array, " size"], ...]:
+    """Mean and population variance, in two passes so that float32 suffices; 0 where no row is used."""
+    count = jnp.maximum(jnp.sum(used), 1).astype(x.dtype)
+    mean = _sum(x, used) / count
+    return mean, _sum(jnp.square(x - mean[None]), used) / count
+
+
+def _sum(x: Float[Array, "rows size"], used: Bool[Array, " rows"]) -> Float[Array, " size"]:
+    """Over the used rows, block by block: rounding does not depend on how many unused rows follow."""
+    x = jnp.where(used[:, None], x, 0.0)
+    blocks = jnp.pad(x, ((0, -x.shape[0] % _BLOCK), (0, 0))).reshape(-1, _BLOCK, x.shape[1])
     total, _ = jax.lax.scan(lambda sum, block: (sum + jnp.sum(block, axis=0), None), jnp.zeros(x.shape[1]), blocks)
     return total
 

@@ -10,7 +10,7 @@ from doublehorizon.algorithm.ensemble import assign_rows
 from doublehorizon.algorithm.kernels import on_gpu
 from doublehorizon.algorithm.networks import Actor, mean_and_std, sample_action
 from doublehorizon.algorithm.types import Rollout, Task, Transition
-from doublehorizon.algorithm.world_model import StepNoise, WorldModel, continuation, imagine_step
+from doublehorizon.algorithm.world_model import StepNoise, WorldModel, imagine_end, imagine_step
 
 
 class RolloutNoise(eqx.Module):
@@ -49,7 +49,7 @@ def distribution_rollout(
         restart, act_noise, step_noise, uniform = inputs
         act, _ = _act(actor(world.obs_normalizer.normalize(obs)), act_noise)
         next_obs, reward = imagine_step(task, world, obs, act, step_noise)
-        goes_on = continuation(task, world, (obs, act), next_obs, uniform)
+        goes_on, reward = imagine_end(task, world, (obs, act), next_obs, reward, uniform)
         taken = Transition(obs, act, reward, next_obs, 1.0 - goes_on)
         return jnp.where(goes_on[:, None] > 0, next_obs, restart), taken
 
@@ -81,9 +81,9 @@ def training_rollout(
         obs, alive = carry
         perturbation, act_noise, step_noise = inputs
         act, log_prob = _act(actor(world.obs_normalizer.normalize(obs)) + perturbation, act_noise)
-        next_obs, reward = imagine_step(task, world, obs, act, step_noise)
-        goes_on = continuation(task, world, (obs, act), next_obs, None)
-        return (next_obs, alive * goes_on), (obs, act, log_prob, alive, reward)
+        next_obs, going_reward = imagine_step(task, world, obs, act, step_noise)
+        goes_on, reward = imagine_end(task, world, (obs, act), next_obs, going_reward, None)
+        return (next_obs, alive * goes_on), (obs, act, log_prob, alive, reward, going_reward)
 
     obs, alive, before = start, jnp.ones(start.shape[0]), None
     if perturbations.shape[0] > 1:  # otherwise there is no step, and perhaps no model
@@ -94,10 +94,10 @@ def training_rollout(
     last = [x[None] for x in (obs, act, log_prob, alive)]
     if before is None:
         states, acts, log_probs, alives = last
-        return Rollout(states, acts, log_probs, jnp.zeros((0, start.shape[0])), alives)
-    *parts, rewards = before
+        return Rollout(states, acts, log_probs, *[jnp.zeros((0, start.shape[0]))] * 2, alives)
+    *parts, rewards, going_rewards = before
     states, acts, log_probs, alives = (jnp.concatenate(pair) for pair in zip(parts, last, strict=True))
-    return Rollout(states, acts, log_probs, rewards, alives)
+    return Rollout(states, acts, log_probs, rewards, going_rewards, alives)
 
 
 def no_perturbations(task: Task, noise: RolloutNoise) -> Float[Array, "states batch out"]:
@@ -123,6 +123,7 @@ def one_step_rollout(
         act=jnp.stack([step.act, next_act]),
         log_prob=jnp.stack([log_prob, next_log_prob]),
         reward=reward[None],
+        going_reward=reward[None],
         alive=jnp.stack([jnp.ones_like(alive), alive]),
     )
 

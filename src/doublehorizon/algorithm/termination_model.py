@@ -1,4 +1,4 @@
-"""Learns which steps end an episode, where no rule is known.
+"""Learns which steps end an episode, where no rule is known, and what reward comes with an end.
 
 A small ensemble of its own, beside the dynamics model and outside its early-stopping score. Steps that end an episode
 are rare, one in hundreds, so half of every minibatch is drawn from them; the odds are put right again afterwards.
@@ -12,6 +12,7 @@ import optax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from doublehorizon.algorithm import replay_buffer as replays
+from doublehorizon.algorithm.end_rewards import EndRewards
 from doublehorizon.algorithm.ensemble import ensemble
 from doublehorizon.algorithm.networks import TerminationClassifier
 from doublehorizon.algorithm.normalizer import Normalizer
@@ -29,17 +30,19 @@ class TerminationModel(eqx.Module):
     members: TerminationClassifier
     log_odds: Float[Array, ""]
 
-    def probability(
+    def predict(
         self,
         normalizer: Normalizer,
         obs: Float[Array, "rows obs"],
         act: Float[Array, "rows act"],
         next_obs: Float[Array, "rows obs"],
-    ) -> Float[Array, " rows"]:
-        """That a step ends its episode: the members' mean."""
+    ) -> tuple[Float[Array, " rows"], Float[Array, " rows"] | None]:
+        """That a step ends its episode, and the normalised reward that it then brings, if that is learnt: the members'
+        means."""
         inputs = _inputs(normalizer, obs, act, next_obs)
-        logits = eqx.filter_vmap(lambda member: member(inputs))(self.members)
-        return jnp.mean(jax.nn.sigmoid(logits + self.log_odds), axis=0)
+        outputs = eqx.filter_vmap(lambda member: member(inputs))(self.members)
+        probability = jnp.mean(jax.nn.sigmoid(outputs[..., 0] + self.log_odds), axis=0)
+        return probability, jnp.mean(outputs[..., 1], axis=0) if outputs.shape[-1] > 1 else None
 
 
 def untrained_termination_model(
@@ -55,6 +58,7 @@ def fit_termination_model(
     budget: Budget,
     model: TerminationModel,
     normalizer: Normalizer,
+    end_rewards: EndRewards | None,
     replay: ReplayBuffer,
     key: PRNGKeyArray,
 ) -> tuple[TerminationModel, dict[str, Float[Array, ""]]]:
@@ -77,9 +81,13 @@ def fit_termination_model(
         chosen = jnp.concatenate([ends, jr.randint(key_any, shape, 0, num_training)], axis=1)
         rows, _ = replays.take(replay, replays.training_rows(replay, chosen.ravel()))
         inputs = _inputs(normalizer, rows.obs, rows.act, rows.next_obs).reshape(*chosen.shape, -1)
-        logits = eqx.filter_vmap(lambda member, x: member(x))(members, inputs)
+        outputs = eqx.filter_vmap(lambda member, x: member(x))(members, inputs)
         labels = rows.terminated.reshape(chosen.shape)
-        return jnp.sum(jnp.mean(optax.sigmoid_binary_cross_entropy(logits, labels), axis=1))
+        total = jnp.sum(jnp.mean(optax.sigmoid_binary_cross_entropy(outputs[..., 0], labels), axis=1))
+        if not config.rewards or end_rewards is None:
+            return total
+        reward = end_rewards.normalizer.normalize(rows.reward[:, None]).reshape(chosen.shape)
+        return total + 0.1 * jnp.sum(jnp.mean(labels * jnp.square(outputs[..., 1] - reward), axis=1))
 
     def minibatch(i: Int[Array, ""], carry: tuple) -> tuple:
         members, opt_state = carry
@@ -114,7 +122,8 @@ def _precision_and_recall(
     which = (replay.position // group_size - 1 - newest_first) % num_groups
     rows, _ = replays.take(replay, replays.validation_rows(replay, which))
     counted = newest_first < num_rows // group_size
-    predicted = counted & (model.probability(normalizer, rows.obs, rows.act, rows.next_obs) > 0.5)
+    probability, _ = model.predict(normalizer, rows.obs, rows.act, rows.next_obs)
+    predicted = counted & (probability > 0.5)
     ended = counted & (rows.terminated > 0)
     both = jnp.sum(predicted & ended)
     return {"termination/precision": both / jnp.sum(predicted), "termination/recall": both / jnp.sum(ended)}

@@ -41,12 +41,14 @@ def blank_transitions(num_rows: int, obs_size: int, act_size: int) -> Transition
 
 class Rollout(eqx.Module):
     """An imagined trajectory per batch row. `alive[t]` is 0 from the state on in which the episode has ended; where
-    termination is learnt it is the probability that it has not."""
+    termination is learnt it is the probability that it has not. `going_reward` is what a step brings if the episode
+    goes on, and `reward` what is expected of it."""
 
     obs: Float[Array, "states batch obs"]
     act: Float[Array, "states batch act"]
     log_prob: Float[Array, "states batch"]
     reward: Float[Array, "horizon batch"]
+    going_reward: Float[Array, "horizon batch"]
     alive: Float[Array, "states batch"]
 
 

@@ -36,6 +36,11 @@ class UpdateContext(eqx.Module):
     task: Task = eqx.field(static=True)
     world: WorldModel
 
+    @property
+    def reward_unit(self) -> Float[Array, ""]:
+        """In which temperature and losses are measured."""
+        return self.world.reward_unit(self.config)
+
 
 class UpdateInputs(eqx.Module):
     """All that is drawn for an update: start states and random numbers. Drawn beforehand, for many updates at once: on
@@ -98,7 +103,8 @@ def joint_update(
     actor_critic, opt_states, metrics = critic_update(context, actor_critic, opt_states, inputs, path)
 
     objective, gradient = jax.value_and_grad(lambda rollout: actor_objective(context, actor_critic, rollout))(rollout)
-    (descent,) = pull_back(jax.tree.map(jnp.negative, gradient))
+    # in units of the reward: Adam does not quite forget the scale of a gradient
+    (descent,) = pull_back(jax.tree.map(lambda x: -x / context.reward_unit, gradient))
     gradient = actor_gradient(context, actor_critic.actor, rollout.obs, descent)
     temperature, entropy = actor_critic.temperature, -jnp.mean(rollout.log_prob[0])
     surplus = entropy - config.policy.target_entropy_per_action * task.act_size
@@ -112,6 +118,7 @@ def joint_update(
     metrics = metrics | {
         "train/actor_loss": -objective,
         "train/ent_coef": temperature,
+        "train/reward_unit": context.reward_unit,
         "train/entropy": entropy,
         "model/rollout_alive": jnp.mean(path.alive[-1]),
     }
@@ -153,7 +160,7 @@ def critic_update(
     context: UpdateContext, actor_critic: ActorCritic, opt_states: OptStates, inputs: UpdateInputs, rollout: Rollout
 ) -> tuple[ActorCritic, OptStates, Metrics]:
     """Eq. 13: a step of the critics towards their target for the first state and action; target critics follow."""
-    config, normalizer = context.config, context.world.obs_normalizer
+    config, world, unit = context.config, context.world, context.reward_unit
     rollout = jax.lax.stop_gradient(rollout)
     bounds = update_bounds(
         config.critic,
@@ -161,15 +168,16 @@ def critic_update(
         context.task.can_end,
         actor_critic.bounds,
         rollout,
-        actor_critic.temperature,
+        actor_critic.temperature * unit,
+        world.end_rewards,
     )
     actor_critic = eqx.tree_at(lambda a: a.bounds, actor_critic, bounds)
-    target = critic_target(config, actor_critic, normalizer, rollout, inputs.target_indices)
-    obs = normalizer.normalize(rollout.obs[0])
+    target = critic_target(config, world, actor_critic, rollout, inputs.target_indices)
+    obs = world.obs_normalizer.normalize(rollout.obs[0])
 
     def loss(critics: Critic) -> Float[Array, ""]:
         q = bounds.scale(critic_values(critics, obs, rollout.act[0], inputs.dropout_seeds))
-        return jnp.sum(jnp.mean(jnp.square(q - target[None]), axis=1))
+        return jnp.sum(jnp.mean(jnp.square((q - target[None]) / unit), axis=1))
 
     value, gradient = jax.value_and_grad(loss)(actor_critic.critics)
     adam = optax.adam(config.policy.learning_rate)
@@ -179,7 +187,7 @@ def critic_update(
     target_critics = jax.tree.map(follow, critics, actor_critic.target_critics)
     actor_critic = eqx.tree_at(lambda a: (a.critics, a.target_critics), actor_critic, (critics, target_critics))
     metrics = {
-        "train/critic_loss": value / config.critic.members,
+        "train/critic_loss": value * jnp.square(unit) / config.critic.members,
         "train/q_target": jnp.mean(target),
         "train/q_low": bounds.low,
         "train/q_high": bounds.high,
@@ -193,7 +201,8 @@ def actor_objective(context: UpdateContext, actor_critic: ActorCritic, rollout: 
     obs = context.world.obs_normalizer.normalize(rollout.obs[-1])
     raw = critic_values(actor_critic.critics, obs, rollout.act[-1])
     last_q = jnp.mean(actor_critic.bounds.scale(raw), axis=0)
-    return jnp.mean(expand_value(rollout, last_q, actor_critic.temperature, context.config.policy.discount))
+    bonus_weight = actor_critic.temperature * context.reward_unit
+    return jnp.mean(expand_value(rollout, last_q, bonus_weight, context.config.policy.discount))
 
 
 def actor_gradient(

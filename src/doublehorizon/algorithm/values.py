@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from doublehorizon.algorithm.end_rewards import EndRewards
 from doublehorizon.algorithm.types import Rollout
 from doublehorizon.config import CriticConfig
 
@@ -19,6 +20,15 @@ class Bounds(eqx.Module):
     def scale(self, raw: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
         """A critic's raw output as a value: -1 is the lower bound, 1 the upper one."""
         return 0.5 * (self.high - self.low) * raw + 0.5 * (self.high + self.low)
+
+    def reaching(self, end_rewards: EndRewards | None) -> "Bounds":
+        """The bounds, or wider ones: the value of an ended episode is 0, and that of a step that ends one its reward."""
+        if end_rewards is None:
+            return self
+        seen = end_rewards.seen
+        low = jnp.where(seen, jnp.minimum(self.low, jnp.minimum(end_rewards.low, 0.0)), self.low)
+        high = jnp.where(seen, jnp.maximum(self.high, jnp.maximum(end_rewards.high, 0.0)), self.high)
+        return Bounds(low, high, self.known)
 
     def clip(self, value: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
         """The value, or the bound that it lies beyond."""
@@ -37,21 +47,29 @@ def update_bounds(
     bounds: Bounds,
     rollout: Rollout,
     temperature: Float[Array, ""],
+    end_rewards: EndRewards | None = None,
 ) -> Bounds:
     """Moves the bounds towards the extreme soft rewards of this rollout, earned forever (the paper's appendix on
-    bounding the target critic)."""
-    horizon = rollout.reward.shape[0]
-    soft_reward = rollout.reward - temperature * rollout.log_prob[:horizon]
-    counted = jnp.ones_like(soft_reward) if config.bounds == "all" else rollout.alive[:horizon]
+    bounding the target critic). By `endings`, only those of steps after which the episode goes on can be; `end_rewards`
+    are what the others brought."""
+    horizon, endings = rollout.reward.shape[0], config.bounds == "endings"
+    soft_reward = (rollout.going_reward if endings else rollout.reward) - temperature * rollout.log_prob[:horizon]
+    counted = {
+        "all": jnp.ones_like(soft_reward),
+        "endings": rollout.alive[1:],
+    }.get(config.bounds, rollout.alive[:horizon])
     low, high = (
         quantile(soft_reward.ravel(), counted.ravel() > 0.5, q) / (1.0 - discount)
         for q in (config.quantile, 1.0 - config.quantile)
     )
     if config.bounds == "alive_and_zero" and can_end:
         low, high = jnp.minimum(low, 0.0), jnp.maximum(high, 0.0)
+    if endings:  # where every step ends an episode, nothing can be earned forever
+        earned = jnp.any(counted > 0.5)
+        low, high = jnp.where(earned, low, bounds.low), jnp.where(earned, high, bounds.high)
     rate = jnp.where(bounds.known, config.bounds_rate, 1.0)
     moved = Bounds(bounds.low + rate * (low - bounds.low), bounds.high + rate * (high - bounds.high), jnp.array(True))
-    return jax.lax.stop_gradient(moved)
+    return jax.lax.stop_gradient(moved.reaching(end_rewards if endings else None))
 
 
 def quantile(x: Float[Array, " n"], counted: Bool[Array, " n"], q: float) -> Float[Array, ""]:

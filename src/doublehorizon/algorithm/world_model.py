@@ -5,26 +5,32 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from doublehorizon.algorithm.end_rewards import EndRewards
 from doublehorizon.algorithm.ensemble import RowAssignment
 from doublehorizon.algorithm.networks import Dynamics
 from doublehorizon.algorithm.normalizer import Normalizer
 from doublehorizon.algorithm.termination_model import TerminationModel
 from doublehorizon.algorithm.types import Task
+from doublehorizon.config import Config
 
 
 class WorldModel(eqx.Module):
-    """The ensemble (leading member axis), the statistics its inputs and outputs are normalised with, and the
-    termination model where no rule is known."""
+    """The ensemble (leading member axis), the statistics its inputs and outputs are normalised with, the termination
+    model where no rule is known, and what endings brought where there are any."""
 
     members: Dynamics
     obs_normalizer: Normalizer
     target_normalizer: Normalizer
     termination_model: TerminationModel | None = None
+    end_rewards: EndRewards | None = None
 
     def in_storage_dtype(self) -> "WorldModel":
         """The same model, weights cast to the type in which they are multiplied: once instead of at every use."""
-        members = self.members.in_storage_dtype()
-        return WorldModel(members, self.obs_normalizer, self.target_normalizer, self.termination_model)
+        return eqx.tree_at(lambda w: w.members, self, self.members.in_storage_dtype())
+
+    def reward_unit(self, config: Config) -> Float[Array, ""]:
+        """In which temperature and losses are measured."""
+        return self.target_normalizer.std[0] if config.policy.reward_unit == "spread" else jnp.ones(())
 
 
 class StepNoise(eqx.Module):
@@ -53,27 +59,32 @@ def imagine_step(
     return next_obs, target[:, 0] if task.reward is None else task.reward(obs, act, next_obs)
 
 
-def continuation(
+def imagine_end(
     task: Task,
     world: WorldModel,
     before: tuple[Float[Array, "batch obs"], Float[Array, "batch act"]],
     next_obs: Float[Array, "batch obs"],
+    reward: Float[Array, " batch"],
     uniform: Float[Array, " batch"] | None,
-) -> Float[Array, " batch"]:
-    """1 where the episode goes on in `next_obs`, 0 where it has ended.
+) -> tuple[Float[Array, " batch"], Float[Array, " batch"]]:
+    """1 where the episode goes on in `next_obs`, 0 where it has ended; and the reward of the step, which is `reward` if
+    it goes on.
 
     By the task's rule, without gradient. Where termination is learnt: a sample decided by `uniform` numbers in
     [0, 1), without gradient; or, without those, the probability of going on, whose gradient leads the policy away from
-    ends. `before` holds observation and action of the step.
+    ends, and the expected reward. `before` holds observation and action of the step.
     """
     if task.terminates is not None:
-        return 1.0 - jax.lax.stop_gradient(task.terminates(next_obs)).astype(next_obs.dtype)
+        return 1.0 - jax.lax.stop_gradient(task.terminates(next_obs)).astype(next_obs.dtype), reward
     if world.termination_model is None:
-        return jnp.ones(next_obs.shape[0])
-    end_probability = world.termination_model.probability(world.obs_normalizer, *before, next_obs)
+        return jnp.ones(next_obs.shape[0]), reward
+    end_probability, end_reward = world.termination_model.predict(world.obs_normalizer, *before, next_obs)
+    goes_on = 1.0 - end_probability
     if uniform is not None:
-        return jax.lax.stop_gradient(uniform >= end_probability).astype(next_obs.dtype)
-    return 1.0 - end_probability
+        goes_on = jax.lax.stop_gradient(uniform >= end_probability).astype(next_obs.dtype)
+    if end_reward is None or world.end_rewards is None or task.reward is not None:
+        return goes_on, reward
+    return goes_on, goes_on * reward + (1.0 - goes_on) * world.end_rewards.denormalize(end_reward)
 
 
 def normalized_target(

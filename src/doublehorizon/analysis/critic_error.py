@@ -25,7 +25,7 @@ from doublehorizon.algorithm.start_states import empty_model_buffer, start_state
 from doublehorizon.algorithm.types import Rollout, Transition
 from doublehorizon.algorithm.updates import OptStates, UpdateContext, critic_only_update, fresh_opt_states
 from doublehorizon.algorithm.values import unknown_bounds
-from doublehorizon.algorithm.world_model import continuation, imagine_step
+from doublehorizon.algorithm.world_model import imagine_end, imagine_step
 from doublehorizon.analysis.curves import mean_and_half_width
 from doublehorizon.analysis.loaded_seed import LoadedSeed, as_rows
 from doublehorizon.config_json import changed
@@ -105,8 +105,8 @@ def estimate_q(
     obs, act = as_rows(pairs.obs, rollouts), as_rows(pairs.act, rollouts)
     first = draw_noise(task, 1, obs.shape[0], key_first)
     step_noise, ends = jax.tree.map(lambda x: x[0], (first.step, first.ends))
-    next_obs, reward = imagine_step(task, world, obs, act, step_noise)
-    goes_on = continuation(task, world, (obs, act), next_obs, ends)
+    next_obs, going_reward = imagine_step(task, world, obs, act, step_noise)
+    goes_on, reward = imagine_end(task, world, (obs, act), next_obs, going_reward, ends)
     noise = draw_noise(task, config.horizons.training - 1, obs.shape[0], key_noise)
     rest = training_rollout(task, world, actor_critic.actor, next_obs, noise, no_perturbations(task, noise))
     rollout = Rollout(
@@ -114,9 +114,10 @@ def estimate_q(
         act=jnp.concatenate([act[None], rest.act]),
         log_prob=jnp.concatenate([jnp.zeros_like(reward)[None], rest.log_prob]),  # of a given action: no bonus
         reward=jnp.concatenate([reward[None], rest.reward]),
+        going_reward=jnp.concatenate([going_reward[None], rest.going_reward]),
         alive=jnp.concatenate([jnp.ones_like(reward)[None], goes_on[None] * rest.alive]),
     )
-    value = critic_target(config, actor_critic, world.obs_normalizer, rollout, chosen)
+    value = critic_target(config, world, actor_critic, rollout, chosen)
     return jnp.mean(value.reshape(-1, rollouts), axis=1)
 
 

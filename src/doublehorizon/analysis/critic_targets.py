@@ -56,15 +56,15 @@ def _targets(
     context: UpdateContext, actor_critic: ActorCritic, starts: StartStates, keys: Key[Array, " batches"]
 ) -> tuple[Float[Array, "batches horizon batch"], Float[Array, "batches horizon batch"], Float[Array, "batches batch"]]:
     """Soft rewards, whether their episodes were running, and targets, as in an update of the critics."""
-    config, normalizer = context.config, context.world.obs_normalizer
+    config = context.config
 
     def one_batch(key: PRNGKeyArray) -> tuple[Array, Array, Array]:
         inputs = draw_inputs(context, starts, key)
         rollout = start_rollout(context, actor_critic, inputs, no_perturbations(context.task, inputs.noise))
         rollout = critic_rollout(context, actor_critic, inputs, rollout)
-        target = critic_target(config, actor_critic, normalizer, rollout, inputs.target_indices)
+        target = critic_target(config, context.world, actor_critic, rollout, inputs.target_indices)
         horizon = rollout.reward.shape[0]
-        soft_reward = rollout.reward - actor_critic.temperature * rollout.log_prob[:horizon]
+        soft_reward = rollout.reward - actor_critic.temperature * context.reward_unit * rollout.log_prob[:horizon]
         return soft_reward, rollout.alive[:horizon], target
 
     with jax.default_matmul_precision(config.precision):

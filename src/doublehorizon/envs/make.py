@@ -26,6 +26,8 @@ from doublehorizon.errors import UserError
 EnvLike = str | Callable[[], gym.Env] | gym.Env
 
 
+_TIME_LIMIT = 1000  # simulator steps of an episode, where the environment says nothing
+
 Termination = Literal["known", "learned", "never"]
 
 
@@ -144,7 +146,7 @@ def describe(
         name=name,
         obs_size=observation_size(name, env.observation_space),
         act_size=int(np.prod(act.shape)),
-        time_limit=loop.time_limit or max(1, _registered_time_limit(name, env) // repeat),
+        time_limit=loop.time_limit or max(1, (own_time_limit(env) or _TIME_LIMIT) // repeat),
         action_repeat=repeat,
         terminates=rule,
         termination=_termination(name, config, rule),
@@ -165,20 +167,16 @@ def _termination(name: str, config: Config, rule: Rule | None) -> Termination:
     return config.termination
 
 
-def _registered_time_limit(name: str, env: gym.Env) -> int:
+def own_time_limit(env: gym.Env) -> int | None:
+    """Simulator steps after which a wrapper or the registration cuts an episode; None where nothing is said."""
     layer: Any = env
     while isinstance(layer, gym.Wrapper):
         if isinstance(layer, gym.wrappers.TimeLimit):
             return int(layer._max_episode_steps)
         layer = layer.env
-    if env.spec is not None and env.spec.max_episode_steps is not None:
-        return int(env.spec.max_episode_steps)
     if isinstance(env.unwrapped, dmc.ControlSuite):
         return env.unwrapped.max_steps
-    raise UserError(
-        f"{name} has no time limit, but an iteration is as long as an episode. Give one with "
-        "--loop.time-limit N (in Python: LoopConfig(time_limit=N)), or wrap it in gymnasium.wrappers.TimeLimit."
-    )
+    return env.spec and env.spec.max_episode_steps
 
 
 class Simulator:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from doublehorizon.config import Config
-from doublehorizon.config_json import from_json, to_json
+from doublehorizon.config_json import from_json, from_run, to_json
 from doublehorizon.errors import RunError, UserError
 from doublehorizon.jax_settings import ask_for_determinism, platform_variables
 from doublehorizon.run.run_reader import status_of
@@ -54,7 +54,7 @@ def is_done(job: Job, folder: Path) -> bool:
         return False
     about = json.loads((folder / "config.json").read_text())
     seeds = list(range(job.seed, job.seed + job.seeds))
-    if about["seeds"] != seeds or from_json(about["config"]) != job.config:
+    if about["seeds"] != seeds or from_run(about["config"]) != job.config:
         raise UserError(
             f"{folder} holds a run with other seeds or another config. Choose another folder with --out, or ask "
             "for what was asked for then."

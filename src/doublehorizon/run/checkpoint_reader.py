@@ -17,7 +17,7 @@ from doublehorizon.algorithm.devices import Devices, find_devices, place
 from doublehorizon.algorithm.replay_buffer import ReplayBuffer
 from doublehorizon.atomic_files import digest, existing_folder
 from doublehorizon.config import Config, steps_per_iteration
-from doublehorizon.config_json import from_json
+from doublehorizon.config_json import from_run
 from doublehorizon.envs.make import EnvSpec, Termination
 from doublehorizon.errors import UserError
 from doublehorizon.run import replay_files
@@ -157,7 +157,7 @@ def _raise_if_passing(path: Path, problem: BaseException) -> None:
 
 def _read_config(path: Path, about: dict[str, Any]) -> Config:
     try:
-        return from_json(about["config"])
+        return from_run(about["config"])
     except (RecursionError, *_WRONG) as problem:
         if about["version"] != __version__:
             raise UserError(
