@@ -25,14 +25,14 @@ def test_the_likelihood_is_the_gaussian_one():
     log_noise = rng.normal(size=3).astype(np.float32)
     constant = 3 * 0.5 * np.log(2 * np.pi)
     expected = -stats.norm(mean, np.exp(log_noise)).logpdf(target).sum(-1) - constant
-    found = fits.negative_log_likelihood(jnp.asarray(mean), jnp.asarray(log_noise), jnp.asarray(target), 1e-3)
+    found = fits.negative_log_likelihood(jnp.asarray(mean), jnp.asarray(log_noise)[None], jnp.asarray(target), 1e-3)
     np.testing.assert_allclose(found.sum(-1), expected, rtol=1e-4)
 
 
 def test_below_the_least_noise_the_likelihood_no_longer_shrinks_it():
     def loss(log_noise):
         zero = jnp.zeros((1, 1))
-        return fits.negative_log_likelihood(zero, log_noise[None], zero, 1e-3)[0, 0]
+        return fits.negative_log_likelihood(zero, log_noise[None, None], zero, 1e-3)[0, 0]
 
     assert float(jax.grad(loss)(jnp.log(2e-3))) == pytest.approx(1.0)
     assert float(jax.grad(loss)(jnp.log(0.5e-3))) == 0.0
@@ -40,14 +40,14 @@ def test_below_the_least_noise_the_likelihood_no_longer_shrinks_it():
 
 def test_the_score_is_that_of_one_gaussian_with_the_members_disagreement():
     mean = jnp.array([[[1.0]], [[3.0]]])  # two members, one row, one dimension
-    log_noise = jnp.log(jnp.array([[1.0], [4.0]]))  # geometric mean 2, so a variance of 4
+    log_noise = jnp.log(jnp.array([[[1.0]], [[4.0]]]))  # geometric mean 2, so a variance of 4
     variance = 4.0 + 2.0  # unbiased variance of 1 and 3
     expected = 0.5 * ((2.0 - 5.0) ** 2 / variance + np.log(variance))
     assert float(fits.ensemble_score(mean, log_noise, jnp.array([[5.0]]))[0, 0]) == pytest.approx(expected, rel=1e-5)
 
 
 def test_scores_add_up_dimensions_but_for_rewards_that_are_learnt_with_an_end():
-    mean, log_noise = jnp.zeros((2, 2, 3)), jnp.zeros((2, 3))
+    mean, log_noise = jnp.zeros((2, 2, 3)), jnp.zeros((2, 1, 3))
     score = fits.ensemble_score(mean, log_noise, jnp.tile(jnp.array([[1.0, 2.0, 3.0]]), (2, 1)))
     np.testing.assert_allclose(fits._total(score, None), 0.5 * (1 + 4 + 9))
     np.testing.assert_allclose(fits._total(score, jnp.array([1.0, 0.0])), [0.5 * (1 + 4 + 9), 0.5 * (4 + 9)])
@@ -220,7 +220,7 @@ def one_step(config, change=lambda batch: batch):
     inputs, members = jr.normal(jr.key(3), (16, 5)), world.members
     first = jax.tree.map(lambda x: x[0], members)
     members = jax.tree.map(lambda x: jnp.stack([x, x]), first)
-    examples = fits.Examples(inputs, first(inputs))
+    examples = fits.Examples(inputs, first(inputs)[0])
     seeds = jnp.arange(32, dtype=jnp.uint32).reshape(2, 16)
     batch = change(fits.Minibatches(examples, jnp.ones((16, 2)), jnp.zeros((2, 16)), seeds))
     after, _ = fits._gradient_step(config, members, fits._optimizer(config).init(members), batch)
@@ -266,8 +266,9 @@ def test_only_held_out_rows_that_are_stored_count_in_a_validation():
     data = fits._prepare(TINY, budget(50, 2), replay, world, jr.key(0))  # ten of them, in a chunk of sixteen
     score, error = fits._validate(TINY, budget(50, 2), data.validation, world.members)
     inputs, target = data.validation.inputs[:10], data.validation.target[:10]
-    mean = jnp.stack([jax.tree.map(lambda x, k=k: x[k], world.members)(inputs) for k in range(2)])
-    expected = fits.ensemble_score(mean, world.members.log_noise, target).sum(-1)
+    each = [jax.tree.map(lambda x, k=k: x[k], world.members)(inputs) for k in range(2)]
+    mean, log_noise = (jnp.stack(x) for x in zip(*each, strict=True))
+    expected = fits.ensemble_score(mean, log_noise, target).sum(-1)
     np.testing.assert_allclose(score[:10], expected, rtol=1e-4)
     np.testing.assert_array_equal(score[10:], 0.0)
     np.testing.assert_allclose(error, np.mean((np.mean(mean, axis=0) - target) ** 2), rtol=1e-4)

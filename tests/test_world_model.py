@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from doublehorizon.algorithm.ensemble import RowAssignment, even_shares
-from doublehorizon.algorithm.normalizer import Normalizer, fit_normalizer, fit_rewards, identity
+from doublehorizon.algorithm.normalizer import Normalizer, fit_changes, fit_observations, fit_rewards, identity
 from doublehorizon.algorithm.rollouts import draw_noise
 from doublehorizon.algorithm.types import Task
 from doublehorizon.algorithm.world_model import (
@@ -84,13 +84,16 @@ def test_targets_are_reward_and_displacement_in_normal_units():
 
 def test_statistics_cover_the_stored_rows_only_and_never_divide_by_zero():
     x = np.random.default_rng(0).normal(3.0, 2.0, (50, 3)).astype(np.float32)
-    x[:, 2] = 1.5
+    x[:, 1] *= 1e-7  # an observation in small units
+    x[:, 2] = 1.7  # and one that never changes
     padded = np.concatenate([x, np.full((30, 3), 1e6, np.float32)])
-    normalizer = fit_normalizer(jnp.asarray(padded), jnp.arange(80) < 50)
+    normalizer = fit_observations(jnp.asarray(padded), jnp.arange(80) < 50)
     np.testing.assert_allclose(normalizer.mean, x.mean(0), rtol=1e-5)
-    np.testing.assert_allclose(normalizer.std[:2], x.std(0)[:2], rtol=1e-5)
-    assert float(normalizer.std[2]) == pytest.approx(1e-4)
+    np.testing.assert_allclose(normalizer.std, [*x.std(0)[:2], 1.0], rtol=1e-5)
     np.testing.assert_allclose(normalizer.denormalize(normalizer.normalize(jnp.asarray(x))), x, rtol=1e-4)
+    # changes of the same, half as large; the last one is predicted to within a millionth
+    changes = fit_changes(jnp.asarray(0.5 * padded), jnp.arange(80) < 50, normalizer)
+    np.testing.assert_allclose(changes.std, [*0.5 * x.std(0)[:2], 1e-6], rtol=1e-4)
 
 
 def test_the_spread_of_rewards_is_theirs_on_any_scale():
@@ -139,7 +142,8 @@ def test_the_ensemble_step_equals_members_called_by_hand():
     next_obs, reward = imagine_step(ENDLESS, world, obs, act, StepNoise(jnp.zeros((4, 3)), assigned(order)))
     for row, member in ((2, 0), (0, 0), (3, 1), (1, 1)):
         one = jax.tree.map(lambda x, m=member: x[m], world.members)
-        out = one(jnp.concatenate([obs[row], act[row]])[None])[0]
+        mean, _ = one(jnp.concatenate([obs[row], act[row]])[None])
+        out = mean[0]
         np.testing.assert_allclose(reward[row], out[0], rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(next_obs[row], obs[row] + out[1:], rtol=1e-4, atol=1e-5)
 

@@ -9,7 +9,7 @@ import gymnasium as gym
 import numpy as np
 
 from doublehorizon.acting.env_runner import EnvRunner, WorkerSpec
-from doublehorizon.acting.exploration import exploration
+from doublehorizon.acting.exploration import exploration, first_actions
 from doublehorizon.acting.policy import NumpyPolicy, load_policy
 from doublehorizon.acting.recorded_data import Source, load_transitions
 from doublehorizon.acting.workers import WorkerPool
@@ -88,8 +88,8 @@ class DHMBPO:
         self._notes = complaints(sample, self._spec.name) if check and is_users_own(sample) else []
         if self.config.loop.time_limit is None and own_time_limit(sample) is None:
             self._notes.append(
-                f"note: {self._spec.name} says nothing of a time limit. Episodes that it does not end by itself are cut "
-                f"after {self._spec.time_limit} steps (--loop.time-limit, in Python LoopConfig(time_limit=...))."
+                f"note: {self._spec.name} says nothing of a time limit. Episodes that it does not end by itself are "
+                f"cut after {self._spec.time_limit} steps (--loop.time-limit, in Python LoopConfig(time_limit=...))."
             )
         if not self.is_object:
             sample.close()
@@ -341,4 +341,12 @@ class DHMBPO:
     def worker_spec(self) -> WorkerSpec:
         """What its worker processes are given."""
         loop = self.config.loop
-        return WorkerSpec(self._make_env, self.spec, self._knowledge.seed_policy, exploration(loop), loop.step_timeout)
+        return WorkerSpec(
+            self._make_env,
+            self.spec,
+            seed_policy=self._knowledge.seed_policy,
+            exploration=exploration(loop),
+            first_actions=first_actions(loop),
+            random_episodes=loop.random_episodes and not {"data", "seed_policy"} & set(self.given),
+            step_timeout=loop.step_timeout,
+        )

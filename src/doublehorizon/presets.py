@@ -37,10 +37,11 @@ light = Config(
 """Half the width, half the members and smaller batches, for a CPU and a task of the paper's kind."""
 
 paper = Config(
-    model=ModelConfig(storage="float32"),
+    model=ModelConfig(storage="float32", noise="constant"),
     fit=FitConfig(batches_factor=None),
     critic=CriticConfig(bounds="alive_and_zero"),
     policy=PolicyConfig(reward_unit="one"),
+    loop=LoopConfig(first_actions="independent", random_episodes=False),
     precision="float32",
 )
 """The published algorithm: its fit schedule, its float32 arithmetic, its bounds and temperature."""

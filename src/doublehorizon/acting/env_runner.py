@@ -11,7 +11,14 @@ from typing import Any, TextIO
 import gymnasium as gym
 import numpy as np
 
-from doublehorizon.acting.exploration import EpisodeTime, Exploration, white_noise
+from doublehorizon.acting.exploration import (
+    EpisodeTime,
+    Exploration,
+    FirstActions,
+    independent_actions,
+    is_random_episode,
+    white_noise,
+)
 from doublehorizon.acting.policy import NumpyPolicy
 from doublehorizon.envs.make import EnvSpec, Simulator
 from doublehorizon.errors import RunError, UserError
@@ -29,23 +36,27 @@ _RESET = 2**20  # after the others: a reset and the actions at the same step are
 @dataclass(frozen=True)
 class WorkerSpec:
     """What every worker of a pool is given. `seed_policy` acts before the first fit, on the environment's own
-    observations and in its own units, instead of uniform random actions."""
+    observations and in its own units, instead of random actions; `random_episodes` are those that now and then are
+    random later on."""
 
     make_env: Callable[[], gym.Env]
     spec: EnvSpec
     seed_policy: Any = None
     exploration: Exploration = white_noise
+    first_actions: FirstActions = independent_actions
+    random_episodes: bool = False
     step_timeout: float = 300.0
 
 
 @dataclass(frozen=True)
 class Episode:
     """An unfinished episode, such that it can be replayed in any deterministic environment: the seed of its reset, the
-    actions since `[step, act]`, and the observation they led to."""
+    actions since `[step, act]`, the observation they led to, and whether its actions are random."""
 
     reset_seed: int
     actions: np.ndarray
     obs: np.ndarray
+    is_random: bool = False
 
 
 @dataclass(frozen=True)
@@ -104,10 +115,13 @@ class EnvRunner:
     env_index: int = 0
     seed_policy: Any = None
     exploration: Exploration = white_noise
+    first_actions: FirstActions = independent_actions
+    random_episodes: bool = False
     watchdog: Watchdog | None = None
     obs: np.ndarray | None = None
     """The last observation of the running episode; None where none is running."""
     reset_seed: int = 0
+    is_random: bool = False
     actions: list[np.ndarray] = field(default_factory=list)
 
     def collect(
@@ -125,8 +139,10 @@ class EnvRunner:
             with self._reported(here, "step"):
                 if self.obs is None:
                     self._reset(_reset_seed(self._rng_seed(here)), here)
+                    self.is_random = self.random_episodes and is_random_episode(self.reset_seed, here, spec)
                 obs[t] = self.obs
-                act[t] = self._first_action(obs[t], rng) if policy is None else self._explore(policy, obs[t], rng)
+                time = EpisodeTime(self.reset_seed, len(self.actions), spec.time_limit)
+                act[t] = self._act(policy, obs[t], rng, time)
                 next_obs[t], reward[t], ended, cut = self.simulator.step(act[t])
             terminated[t] = ended
             self.actions.append(act[t])
@@ -140,13 +156,15 @@ class EnvRunner:
         rng = np.random.default_rng([self.seed, _EVALUATE, step])
         total = 0.0
         for episode in range(num_episodes):
+            reset_seed, t = _reset_seed([self.seed, _EVALUATE, step, episode]), 0
             with self._reported(step, "a test at step"):
-                obs, done = self.simulator.reset(_reset_seed([self.seed, _EVALUATE, step, episode])), False
+                obs, done = self.simulator.reset(reset_seed), False
             while not done:
                 with self._reported(step, "a test at step"):
-                    act = self._first_action(obs, rng) if policy is None else policy.act(obs)
+                    time = EpisodeTime(reset_seed, t, self.simulator.spec.time_limit)
+                    act = self._first_action(obs, rng, time) if policy is None else policy.act(obs)
                     obs, reward, ended, cut = self.simulator.step(act)
-                total += reward
+                total, t = total + reward, t + 1
                 done = ended or cut
         self.obs = None  # whatever episode was running here is over
         return total / num_episodes
@@ -189,7 +207,7 @@ class EnvRunner:
         if self.obs is None:
             return None
         actions = np.asarray(self.actions, np.float32).reshape(-1, self.simulator.spec.act_size)
-        return Episode(self.reset_seed, actions, self.obs)
+        return Episode(self.reset_seed, actions, self.obs, self.is_random)
 
     def _replay(self, episode: Episode, step: int) -> bool:
         """Leads the environment to where the episode stood, by the same reset and the same actions. If it comes out
@@ -197,6 +215,7 @@ class EnvRunner:
         over = False
         with self._reported(step, "repeating an episode at step"):
             self._reset(episode.reset_seed, step)
+            self.is_random = episode.is_random
             for act in episode.actions:
                 if over:
                     break
@@ -209,15 +228,17 @@ class EnvRunner:
             return False
         return True
 
-    def _explore(self, policy: NumpyPolicy, obs: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        spec = self.simulator.spec
-        time = EpisodeTime(self.reset_seed, len(self.actions), spec.time_limit)
-        return policy.act(obs, self.exploration(rng, spec.act_size, time))
+    def _act(
+        self, policy: NumpyPolicy | None, obs: np.ndarray, rng: np.random.Generator, time: EpisodeTime
+    ) -> np.ndarray:
+        if policy is None or self.is_random:
+            return self._first_action(obs, rng, time)
+        return policy.act(obs, self.exploration(rng, self.simulator.spec.act_size, time))
 
-    def _first_action(self, obs: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Before the first fit: uniform, or the seed policy's."""
+    def _first_action(self, obs: np.ndarray, rng: np.random.Generator, time: EpisodeTime) -> np.ndarray:
+        """Before the first fit: random, or the seed policy's."""
         if self.seed_policy is None:
-            return rng.uniform(-1, 1, self.simulator.spec.act_size)
+            return self.first_actions(rng, self.simulator.spec.act_size, time)
         if isinstance(self.seed_policy, NumpyPolicy):
             return self.seed_policy.act(obs, rng.standard_normal(self.simulator.spec.act_size, np.float32))
         seen = self.simulator.seen
@@ -279,5 +300,6 @@ class RunnerGroup:
                 self._watchdog.touch(at[0], step)
             spec = self._spec
             simulator = Simulator(spec.make_env(), spec.spec)
-            self._runners[at] = EnvRunner(simulator, *at, spec.seed_policy, spec.exploration, self._watchdog)
+            acting = (spec.seed_policy, spec.exploration, spec.first_actions, spec.random_episodes)
+            self._runners[at] = EnvRunner(simulator, *at, *acting, self._watchdog)
         return self._runners[at]

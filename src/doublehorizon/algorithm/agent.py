@@ -29,7 +29,7 @@ from doublehorizon.algorithm.end_rewards import fit_end_rewards, unknown_end_rew
 from doublehorizon.algorithm.ensemble import ensemble
 from doublehorizon.algorithm.model_buffer import ModelBuffer
 from doublehorizon.algorithm.networks import Dynamics
-from doublehorizon.algorithm.normalizer import Normalizer, fit_normalizer, fit_rewards, identity
+from doublehorizon.algorithm.normalizer import fit_changes, fit_observations, fit_rewards, identity
 from doublehorizon.algorithm.replay_buffer import ReplayBuffer
 from doublehorizon.algorithm.rollouts import distribution_rollout, draw_noise
 from doublehorizon.algorithm.start_states import StartStates, empty_model_buffer, kept_rows, start_states
@@ -46,7 +46,7 @@ from doublehorizon.algorithm.updates import (
     fresh_opt_states,
     joint_update,
 )
-from doublehorizon.algorithm.world_model import WorldModel, raw_target
+from doublehorizon.algorithm.world_model import WorldModel
 from doublehorizon.config import Config, max_epochs, patience
 
 
@@ -262,17 +262,12 @@ def _with_statistics(
     """The model with statistics of the stored rows."""
     rows, used = replay.rows, jnp.arange(replay.rows.reward.shape[0]) < num_rows
     ended = used & (rows.terminated > 0)
-    target = fit_normalizer(raw_target(rows.obs, rows.reward, rows.next_obs), used)
-    if config.policy.reward_unit == "spread":
-        reward = fit_rewards(rows.reward, used, ended)
-        target = Normalizer(target.mean.at[:1].set(reward.mean), target.std.at[:1].set(reward.std))
-    return WorldModel(
-        world.members,
-        fit_normalizer(rows.obs, used),
-        target,
-        world.termination_model,
-        None if world.end_rewards is None else fit_end_rewards(rows.reward, ended),
-    )
+    obs = fit_observations(rows.obs, used)
+    change = fit_changes(rows.next_obs - rows.obs, used, obs)
+    reward = fit_rewards(rows.reward, used, ended & (config.policy.reward_unit == "spread"))
+    target = jax.tree.map(lambda *parts: jnp.concatenate(parts), reward, change)
+    ends = None if world.end_rewards is None else fit_end_rewards(rows.reward, ended)
+    return WorldModel(world.members, obs, target, world.termination_model, ends)
 
 
 def _counts_ends(config: Config) -> bool:

@@ -70,7 +70,9 @@ def _signs(discount: float, num_rows: Int[Array, ""], replay: ReplayBuffer, stat
     networks = (state.world.members, ends, actor_critic.actor, actor_critic.critics, actor_critic.target_critics)
     parameters = jax.tree.leaves((networks, actor_critic.log_temperature))
     mean, used = state.world.obs_normalizer.mean[None], jnp.arange(replay.rows.reward.shape[0]) < num_rows
-    real = jnp.max(jnp.where(used[:, None], jnp.abs(replay.rows.obs - mean), 0.0), axis=0)
+    # where steps led to, too: what is seen only when an episode ends is in no other observation
+    seen = jnp.maximum(jnp.abs(replay.rows.obs - mean), jnp.abs(replay.rows.next_obs - mean))
+    real = jnp.max(jnp.where(used[:, None], seen, 0.0), axis=0)
     imagined = jnp.zeros_like(real) if state.model_buffer is None else _farthest(state.model_buffer, mean)
     reward = jnp.max(jnp.where(used, jnp.abs(replay.rows.reward), 0.0))
     return Signs(

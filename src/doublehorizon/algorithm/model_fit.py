@@ -221,9 +221,9 @@ def _gradient_step(
 
     def loss(members: Dynamics) -> Float[Array, ""]:
         def member_loss(member, inputs, weight, noise, seeds):
-            mean = member(inputs, seeds)
             noisy = batch.examples.target.at[:, 0].add(noise)
-            terms = negative_log_likelihood(mean, member.log_noise, noisy, config.model.min_noise)
+            mean, log_noise = member(inputs, seeds)
+            terms = negative_log_likelihood(mean, log_noise, noisy, config.model.min_noise)
             return jnp.mean(weight * _total(terms, batch.examples.has_reward))
 
         inputs = _for_each_member(members, batch.examples.inputs)
@@ -236,14 +236,14 @@ def _gradient_step(
 
 def negative_log_likelihood(
     mean: Float[Array, "rows target"],
-    log_noise: Float[Array, " target"],
+    log_noise: Float[Array, "noises target"],
     target: Float[Array, "rows target"],
     min_noise: float,
 ) -> Float[Array, "rows target"]:
     """Of a Gaussian, number by number, without its constant. Below `min_noise` only the logarithm stops falling: the
     gradient that would shrink the noise further vanishes, the one that widens it stays."""
-    error = jnp.square(mean - target) * jnp.exp(-2.0 * log_noise)[None]
-    return 0.5 * error + jnp.maximum(log_noise, jnp.log(min_noise))[None]
+    error = jnp.square(mean - target) * jnp.exp(-2.0 * log_noise)
+    return 0.5 * error + jnp.maximum(log_noise, jnp.log(min_noise))
 
 
 def _total(terms: Float[Array, "rows target"], has_reward: Float[Array, " rows"] | None) -> Float[Array, " rows"]:
@@ -262,9 +262,9 @@ def _validate(
 
         part = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, i * size, size), examples)
         inputs = _for_each_member(members, part.inputs)
-        mean = eqx.filter_vmap(lambda member, x: member(x))(members, inputs)
+        mean, log_noise = eqx.filter_vmap(lambda member, x: member(x))(members, inputs)
         valid = i * size + jnp.arange(size) < num_valid
-        new = jnp.where(valid, _total(ensemble_score(mean, members.log_noise, part.target), part.has_reward), 0.0)
+        new = jnp.where(valid, _total(ensemble_score(mean, log_noise, part.target), part.has_reward), 0.0)
         squared = _total(jnp.square(jnp.mean(mean, axis=0) - part.target), part.has_reward) / part.target.shape[-1]
         error = error + jnp.sum(jnp.where(valid, squared, 0.0)) / num_valid
         return jax.lax.dynamic_update_slice_in_dim(score, new, i * size, 0), error
@@ -276,12 +276,12 @@ def _validate(
 
 def ensemble_score(
     mean: Float[Array, "member rows target"],
-    log_noise: Float[Array, "member target"],
+    log_noise: Float[Array, "member noises target"],
     target: Float[Array, "rows target"],
 ) -> Float[Array, "rows target"]:
-    """The paper's S_n, number by number: negative log-likelihood of the ensemble taken as one Gaussian, whose variance is the members'
-    (geometric) mean noise and their disagreement."""
-    variance = jnp.exp(2.0 * jnp.mean(log_noise, axis=0))[None] + jnp.var(mean, axis=0, ddof=1)
+    """The paper's S_n, number by number: negative log-likelihood of the ensemble taken as one Gaussian, whose variance
+    is the members' (geometric) mean noise and their disagreement."""
+    variance = jnp.exp(2.0 * jnp.mean(log_noise, axis=0)) + jnp.var(mean, axis=0, ddof=1)
     error = jnp.square(jnp.mean(mean, axis=0) - target)
     return 0.5 * (error / variance + jnp.log(variance))
 

@@ -15,6 +15,8 @@ from doublehorizon.action_scaling import MIN_ACTION_STD
 from doublehorizon.algorithm.kernels import Activation, MlpSpec, mlp, storage
 from doublehorizon.config import CriticConfig, ModelConfig, PolicyConfig, TerminatorConfig
 
+_MOST_LOG_FACTOR = 3.0  # between the noise of one input and that of the whole
+
 
 class Linear(eqx.Module):
     """Kaiming-normal weights and small random biases, as the authors' ensembles start."""
@@ -65,15 +67,17 @@ def dropout_seeds(num_rows: int, key: PRNGKeyArray) -> UInt32[Array, " rows"]:
 
 
 class Dynamics(eqx.Module):
-    """One member of the model: normalised observation and action to normalised [reward, change of observation],
-    with a noise scale that does not depend on the input."""
+    """One member of the model: normalised observation and action to normalised [reward, change of observation], with
+    its noise scale. `log_noise` is that of all inputs or, if it depends on them (`model.noise`), where it starts from.
+    """
 
     mlp: Mlp
     log_noise: Float[Array, " target"]
 
     def __init__(self, config: ModelConfig, obs_size: int, act_size: int, key: PRNGKeyArray):
         width, target_size = config.width, 1 + obs_size
-        layers = _mlp_layers((obs_size + act_size, width, width, width, target_size), key)
+        out_size = target_size if config.noise == "constant" else 2 * target_size
+        layers = _mlp_layers((obs_size + act_size, width, width, width, out_size), key)
         self.mlp = Mlp(
             layers, _mlp_spec(config.dropout, config.norm_eps or (None,) * 3, config.activation, config.storage)
         )
@@ -81,9 +85,15 @@ class Dynamics(eqx.Module):
 
     def __call__(
         self, inputs: Float[Array, "rows in"], seeds: UInt32[Array, " rows"] | None = None
-    ) -> Float[Array, "rows target"]:
-        """`inputs` are normalised observations and actions, side by side."""
-        return self.mlp(inputs, seeds)
+    ) -> tuple[Float[Array, "rows target"], Float[Array, "noises target"]]:
+        """Mean and logarithm of the noise scale, which has one row where it is the same for all. `inputs` are
+        normalised observations and actions, side by side."""
+        out, log_noise = self.mlp(inputs, seeds), self.log_noise[None]
+        size = log_noise.shape[1]
+        if out.shape[1] == size:
+            return out, log_noise
+        # a factor of 20 up or down, at most: a likelihood would like to explain some rows perfectly
+        return out[:, :size], log_noise + _MOST_LOG_FACTOR * jnp.tanh(out[:, size:] / _MOST_LOG_FACTOR)
 
     def in_storage_dtype(self) -> "Dynamics":
         """The same network, weights cast to the type in which they are multiplied."""

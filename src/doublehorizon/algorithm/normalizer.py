@@ -6,8 +6,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 _BLOCK = 4096  # rows summed at once
-_MIN_VARIANCE = 1e-8  # a constant dimension is divided by 1e-4, not by zero
 _ROUNDING = 1e-6  # of float32, relative
+_SMALLEST_CHANGE = 1e-6  # of an observation, relative to its spread
 
 
 class Normalizer(eqx.Module):
@@ -28,26 +28,32 @@ def identity(size: int) -> Normalizer:
     return Normalizer(jnp.zeros(size), jnp.ones(size))
 
 
-def fit_normalizer(x: Float[Array, "rows size"], used: Bool[Array, " rows"]) -> Normalizer:
-    """Statistics of the rows that are used."""
-    mean, variance = _moments(x, used)
-    return Normalizer(mean, jnp.sqrt(jnp.maximum(variance, _MIN_VARIANCE)))
+def fit_observations(obs: Float[Array, "rows obs"], used: Bool[Array, " rows"]) -> Normalizer:
+    """Statistics of the rows that are used. A number that never changes is not divided by its spread, but by 1: what a
+    model makes of it would be enlarged without end."""
+    mean, std = _spread(obs, used)
+    return Normalizer(mean, jnp.where(std > 0.0, std, 1.0))
+
+
+def fit_changes(change: Float[Array, "rows obs"], used: Bool[Array, " rows"], obs_normalizer: Normalizer) -> Normalizer:
+    """Statistics of the changes of observations. What does not change is predicted to change hardly at all."""
+    mean, variance = _moments(change, used)
+    return Normalizer(mean, jnp.maximum(jnp.sqrt(variance), _SMALLEST_CHANGE * obs_normalizer.std))
 
 
 def fit_rewards(reward: Float[Array, " rows"], used: Bool[Array, " rows"], ended: Bool[Array, " rows"]) -> Normalizer:
     """Mean and spread of the rewards, on whatever scale they are. Those of steps that ended an episode count only where
     all others are the same. Where all rewards are the same, their spread is taken to be 1."""
-    (mean,), going = _spread(reward, used & ~ended)
-    _, all_rewards = _spread(reward, used)
-    std = jnp.where(going > 0.0, going, jnp.where(all_rewards > 0.0, all_rewards, 1.0))
-    return Normalizer(mean[None], std[None])
+    mean, going = _spread(reward[:, None], used & ~ended)
+    _, all_rewards = _spread(reward[:, None], used)
+    return Normalizer(mean, jnp.where(going > 0.0, going, jnp.where(all_rewards > 0.0, all_rewards, 1.0)))
 
 
-def _spread(x: Float[Array, " rows"], used: Bool[Array, " rows"]) -> tuple[Float[Array, " 1"], Float[Array, ""]]:
+def _spread(x: Float[Array, "rows size"], used: Bool[Array, " rows"]) -> tuple[Float[Array, " size"], ...]:
     """Mean and standard deviation, which is 0 if it may be due to rounding."""
-    mean, variance = _moments(x[:, None], used)
-    std = jnp.sqrt(variance[0])
-    return mean, jnp.where(std > _ROUNDING * jnp.abs(mean[0]), std, 0.0)
+    mean, variance = _moments(x, used)
+    std = jnp.sqrt(variance)
+    return mean, jnp.where(std > _ROUNDING * jnp.abs(mean), std, 0.0)
 
 
 def _moments(x: Float[Array, "rows size"], used: Bool[Array, " rows"]) -> tuple[Float[Array, " size"], ...]:

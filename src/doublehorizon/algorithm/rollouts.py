@@ -94,7 +94,8 @@ def training_rollout(
     last = [x[None] for x in (obs, act, log_prob, alive)]
     if before is None:
         states, acts, log_probs, alives = last
-        return Rollout(states, acts, log_probs, *[jnp.zeros((0, start.shape[0]))] * 2, alives)
+        no_reward = jnp.zeros((0, start.shape[0]))
+        return Rollout(states, acts, log_probs, no_reward, no_reward, alives)
     *parts, rewards, going_rewards = before
     states, acts, log_probs, alives = (jnp.concatenate(pair) for pair in zip(parts, last, strict=True))
     return Rollout(states, acts, log_probs, rewards, going_rewards, alives)

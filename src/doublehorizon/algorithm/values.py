@@ -22,7 +22,7 @@ class Bounds(eqx.Module):
         return 0.5 * (self.high - self.low) * raw + 0.5 * (self.high + self.low)
 
     def reaching(self, end_rewards: EndRewards | None) -> "Bounds":
-        """The bounds, or wider ones: the value of an ended episode is 0, and that of a step that ends one its reward."""
+        """The bounds, or wider ones: an ended episode is worth 0, and a step that ends one its reward."""
         if end_rewards is None:
             return self
         seen = end_rewards.seen

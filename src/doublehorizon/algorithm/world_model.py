@@ -49,7 +49,8 @@ def imagine_step(
     inputs = jnp.concatenate([world.obs_normalizer.normalize(obs), act], axis=-1)
 
     def predict(member, inputs, noise):
-        return member(inputs).at[:, 1:].add(jnp.exp(member.log_noise[1:])[None] * noise)
+        mean, log_noise = member(inputs)
+        return mean.at[:, 1:].add(jnp.exp(log_noise[:, 1:]) * noise)
 
     shares = noise.assignment.to_members(inputs, num_members)
     state_noise = noise.state.reshape(num_members, -1, noise.state.shape[-1])  # as random in any order of rows

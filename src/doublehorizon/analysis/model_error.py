@@ -83,8 +83,8 @@ def accuracy(world: WorldModel, rows: Transition) -> Accuracy:
 def _predict(world: WorldModel, rows: Transition) -> tuple[Float[Array, "rows target"], Float[Array, "rows target"]]:
     """The ensemble's errors, and the deviations it claims: its noise and its members' disagreement."""
     inputs = jnp.concatenate([world.obs_normalizer.normalize(rows.obs), rows.act], axis=-1)
-    means = eqx.filter_vmap(lambda member: member(inputs))(world.members)
-    noise = jnp.mean(jnp.exp(2.0 * world.members.log_noise), axis=0)[None]
+    means, log_noise = eqx.filter_vmap(lambda member: member(inputs))(world.members)
+    noise = jnp.mean(jnp.exp(2.0 * log_noise), axis=0)
     deviation = jnp.sqrt(noise + jnp.var(means, axis=0, ddof=1)) * world.target_normalizer.std[None]
     predicted = world.target_normalizer.denormalize(jnp.mean(means, axis=0))
     return predicted - raw_target(rows.obs, rows.reward, rows.next_obs), deviation

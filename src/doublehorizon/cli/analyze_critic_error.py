@@ -81,7 +81,6 @@ Found = dict[int, dict[str, "ErrorCurve"]]
 
 
 def _measure(options: CriticError, model: "DHMBPO", loaded: "LoadedSeed", bar: Progress) -> dict[str, "ErrorCurve"]:
-    import jax.numpy as jnp
     import jax.random as jr
 
     from doublehorizon.acting.env_runner import MonteCarloSpec

@@ -66,7 +66,7 @@ def encode(state: RunState) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
             str(step): {"seconds": test.seconds, "learnt": test.policies is not None}
             for step, test in state.pending.items()
         },
-        "episodes": [[*at, episode.reset_seed] for at, episode in state.episodes.items()],
+        "episodes": [[*at, episode.reset_seed, episode.is_random] for at, episode in state.episodes.items()],
         "logs": state.log_sizes,
     }
     plain = jax.device_get([_plain(leaf) for leaf in jax.tree.leaves(state.agent)])
@@ -147,9 +147,9 @@ def _pending(arrays: dict[str, np.ndarray], num_seeds: int, step: str, test: dic
 
 
 def _episode(
-    arrays: dict[str, np.ndarray], spec: EnvSpec, seed: int, env_index: int, reset_seed: int
+    arrays: dict[str, np.ndarray], spec: EnvSpec, seed: int, env_index: int, reset_seed: int, is_random: bool = False
 ) -> tuple[RunnerId, Episode]:
     actions, obs = (arrays[f"episode/{seed}/{env_index}/{part}"] for part in ("actions", "obs"))
     if actions.ndim != 2 or actions.shape[1] != spec.act_size or obs.shape != (spec.obs_size,):
         raise ValueError(f"the episode of seed {seed} has actions {actions.shape} and ends in {obs.shape}")
-    return (int(seed), int(env_index)), Episode(int(reset_seed), actions, obs)
+    return (int(seed), int(env_index)), Episode(int(reset_seed), actions, obs, bool(is_random))
