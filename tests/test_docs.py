@@ -1,5 +1,6 @@
 """Every code block of the README and the docs is run, with small sizes where a user would wait for hours."""
 
+import dataclasses
 import json
 import os
 import re
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import doublehorizon as dh
+from doublehorizon.envs.obs_layout import ObsEntry, ObsLayout
 from doublehorizon.presets import RELATIVES
 from test_cli import TINY_OPTIONS
 from test_kills import QUICKLY
@@ -47,6 +49,9 @@ def desk(trained, tmp_path, monkeypatch) -> Path:
     """A working directory with what the pages take for granted."""
     for name in ("pendulum", "cheetah", "cartpole", "robot"):
         shutil.copytree(trained, tmp_path / "runs" / name)
+    named = ObsLayout((ObsEntry(("levels",), (2,)), ObsEntry(("wanted",), (1,))), (1,))
+    policy = dataclasses.replace(dh.load_policy(trained), layout=named)
+    policy.save(tmp_path / "runs" / "tanks" / "policy" / "seed0.safetensors")
     published = ("gym/esvg", "dmc/esvg", "gym/sac", "roll/no-roll", "roll/no-t-roll")
     for name in ("FOLDER", "FOLDER_OR_CSV", *(f"PUBLISHED/{name}" for name in published)):
         (tmp_path / name).mkdir(parents=True)

@@ -10,7 +10,6 @@ from doublehorizon.config import Config, LoopConfig
 from doublehorizon.envs import paper
 from doublehorizon.envs.gym_check import complaints
 from doublehorizon.envs.make import Simulator, describe, factory, make
-from doublehorizon.envs.spaces import flat_observations
 from doublehorizon.envs.termination import never
 from doublehorizon.errors import UserError
 
@@ -233,11 +232,7 @@ def test_observations_of_any_space_become_one_vector():
     flat = Simulator(env, spec).reset(seed=0)
     assert flat.dtype == np.float32
     np.testing.assert_array_equal(np.sort(flat), [0, 0, 0, 0, 1, 1, 1, 2, 3, 7])
-    np.testing.assert_array_equal(flat, flat_observations(space, seen))
-    boxes = flat_observations(Box(-1, 1, (2, 2)), np.zeros((5, 2, 2)))
-    assert boxes.shape == (5, 4)
-    with pytest.raises(UserError, match="shape"):
-        flat_observations(Box(-1, 1, (2, 2)), np.zeros(4))
+    np.testing.assert_array_equal(flat, spec.layout.flatten(seen))
 
 
 def test_an_observation_that_is_not_of_its_space_is_named():

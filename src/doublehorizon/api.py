@@ -16,8 +16,8 @@ from doublehorizon.acting.workers import WorkerPool
 from doublehorizon.algorithm.devices import find_devices, forget_programs, use_compilation_cache, using
 from doublehorizon.config import Config, seed_iterations, steps_per_iteration
 from doublehorizon.envs.gym_check import complaints, is_users_own
-from doublehorizon.envs.make import EnvLike, EnvSpec, Simulator, describe, factory, own_time_limit
-from doublehorizon.envs.spaces import flat_observations
+from doublehorizon.envs.make import EnvLike, EnvSpec, Simulator, describe, factory, time_limit_note
+from doublehorizon.envs.spaces import flat_observation
 from doublehorizon.errors import UserError
 from doublehorizon.jax_settings import DETERMINISTIC_FLAG, asked_for_determinism
 from doublehorizon.run import checkpoint_writer, run_folder
@@ -86,11 +86,7 @@ class DHMBPO:
         self._spec = describe(sample, self.config, env if isinstance(env, str) else None, termination_rule)
         self._obs_space, self._act_shape = sample.observation_space, sample.action_space.shape or ()
         self._notes = complaints(sample, self._spec.name) if check and is_users_own(sample) else []
-        if self.config.loop.time_limit is None and own_time_limit(sample) is None:
-            self._notes.append(
-                f"note: {self._spec.name} says nothing of a time limit. Episodes that it does not end by itself are "
-                f"cut after {self._spec.time_limit} steps (--loop.time-limit, in Python LoopConfig(time_limit=...))."
-            )
+        self._notes += time_limit_note(sample, self._spec, self.config.loop)
         if not self.is_object:
             sample.close()
         prior = None if data is None else load_transitions(data, self._spec, self.config.fit.held_out_every)
@@ -219,9 +215,12 @@ class DHMBPO:
         self, observation: Any, state: Any = None, episode_start: Any = None, deterministic: bool = True
     ) -> tuple[np.ndarray, Any]:
         """Actions of the seed with the best last test return, in the environment's own range and shape."""
-        flat = flat_observations(self._obs_space, observation)
-        action, state = self._best().predict(flat, state, episode_start, deterministic, self._rng)
-        return action.reshape(*action.shape[:-1], *self._act_shape), state
+        policy = self._best()
+        if policy.layout is not None or isinstance(self._obs_space, gym.spaces.Box):
+            return policy.predict(observation, state, episode_start, deterministic, self._rng)
+        flat = flat_observation(self._obs_space, observation)  # only Gymnasium can lay it out
+        action, state = policy.predict(flat, state, episode_start, deterministic, self._rng)
+        return action.reshape(self._act_shape), state
 
     def evaluate(self, episodes: int = 10) -> float:
         """Mean return of `episodes` test episodes with `predict`'s policy."""
@@ -335,8 +334,7 @@ class DHMBPO:
 
     def _best(self) -> NumpyPolicy:
         returns = self.last_returns()
-        ranked = max(range(len(self.seeds)), key=lambda k: returns.get(self.seeds[k], -np.inf))
-        return self.policies[ranked]
+        return max(zip(self.seeds, self.policies, strict=True), key=lambda pair: returns.get(pair[0], -np.inf))[1]
 
     def worker_spec(self) -> WorkerSpec:
         """What its worker processes are given."""

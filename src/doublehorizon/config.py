@@ -53,9 +53,9 @@ class ModelConfig:
     """LayerNorm's epsilon before layers 2, 3 and 4. Large values leave small activations small. None: no LayerNorm."""
     weight_decay: tuple[NonNegative, NonNegative, NonNegative, NonNegative] = (2.5e-4, 5e-4, 7.5e-4, 1e-3)
     """AdamW decay per layer, weights and biases."""
-    noise: Literal["constant", "state"] = "state"
-    """Whether the noise that a member predicts is the same everywhere, or depends on state and action. Where something
-    rarely happens, as when a foot touches the ground, a constant noise drowns the exact rest."""
+    noise: Literal["constant", "state"] = "constant"
+    """Whether the noise that a member predicts is the same everywhere, as in the paper, or depends on state and action.
+    Where something happens rarely, as when a lander touches the ground, a constant noise drowns the exact rest."""
     noise_decay: NonNegative = 1e-2
     """AdamW decay of the log noise scales, towards a scale of one."""
     min_noise: Positive = 1e-3
@@ -197,10 +197,10 @@ class LoopConfig:
     seed_iterations: CountOrZero | None = None
     """Iterations of random actions before the first fit. None: max(5, 1000 / steps_per_iteration). There are none where
     transitions come from a file."""
-    first_actions: Literal["held", "independent"] = "held"
-    """Random actions before the first fit: each held for 1 to 100 steps, so that their effects do not average out, or
-    new in every step."""
-    random_episodes: bool = True
+    first_actions: Literal["held", "independent"] = "independent"
+    """Random actions before the first fit: each held for 1 to 30 steps, so that their effects do not average out, or
+    new in every step, as in the paper."""
+    random_episodes: bool = False
     """Now and then an episode is random like the first ones, ever more seldom: at step t one in t / (time limit). None
     are where a seed policy acts first or transitions come from a file."""
     evaluate_every: Count = 10

@@ -20,9 +20,7 @@ def from_json(values: dict[str, Any]) -> Config:
 
 
 _BEFORE = {
-    "model": {"noise": "constant"},
     "policy": {"reward_unit": "one"},
-    "loop": {"first_actions": "independent", "random_episodes": False},
     "terminator": {"rewards": False},
 }
 """What settings that came later were, in effect, in runs of before; only where it is not the default of today."""

@@ -19,14 +19,14 @@ dhmbpo = Config()
 """The paper's algorithm, with shorter late fits."""
 
 quick = Config(
-    model=ModelConfig(members=4, width=128),
-    fit=FitConfig(batch_size=256, base_epochs=30.0, first_effort=2.0),
+    model=ModelConfig(members=4, width=128, noise="state"),
+    fit=FitConfig(batch_size=256, base_epochs=30.0, first_effort=2.0, accept_p=1.0, keep_p=1.0),
     critic=CriticConfig(width=128),
     policy=PolicyConfig(width=128, batch_size=64, ring_capacity=12_800, states_per_refresh=1280),
-    loop=LoopConfig(steps_per_iteration=200, seed_iterations=2),
+    loop=LoopConfig(steps_per_iteration=200, seed_iterations=2, first_actions="held", random_episodes=True),
     terminator=TerminatorConfig(batches=300),
 )
-"""Small networks, short iterations and few random steps, for a CPU and a small task."""
+"""Small networks, short iterations, few random steps and more exploration, for a CPU and a small task of any kind."""
 
 light = Config(
     model=ModelConfig(members=4, width=128),
@@ -37,11 +37,10 @@ light = Config(
 """Half the width, half the members and smaller batches, for a CPU and a task of the paper's kind."""
 
 paper = Config(
-    model=ModelConfig(storage="float32", noise="constant"),
+    model=ModelConfig(storage="float32"),
     fit=FitConfig(batches_factor=None),
     critic=CriticConfig(bounds="alive_and_zero"),
     policy=PolicyConfig(reward_unit="one"),
-    loop=LoopConfig(first_actions="independent", random_episodes=False),
     precision="float32",
 )
 """The published algorithm: its fit schedule, its float32 arithmetic, its bounds and temperature."""

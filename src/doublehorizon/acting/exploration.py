@@ -37,7 +37,7 @@ def white_noise(rng: np.random.Generator, act_size: int, time: EpisodeTime) -> n
 FirstActions = Exploration
 """The same to random actions in [-1, 1]."""
 
-_LONGEST_HOLD = 100  # steps
+_LONGEST_HOLD = 30  # steps
 _CHUNK = 1000  # steps whose actions are drawn at once
 _IS_RANDOM = 2**20  # after all chunks: what is drawn for the whole episode
 

@@ -1,9 +1,11 @@
 """The trained policy in NumPy: what workers act with, what is saved, and all that a robot needs. No JAX.
 
-A policy file is a safetensors file: the actor's weights, the statistics of the observations, the action bounds.
+A policy file is a safetensors file: the actor's weights, the statistics of the observations, the action bounds, and
+how an observation is laid out where it is no vector.
 """
 
 import json
+import math
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -15,14 +17,16 @@ from safetensors.numpy import save
 
 from doublehorizon.action_scaling import MIN_ACTION_STD, to_own_units
 from doublehorizon.atomic_files import digest, write_file
+from doublehorizon.envs.obs_layout import ObsLayout
 from doublehorizon.errors import UserError
 
-_FORMAT = "doublehorizon-policy-1"
+_PLAIN, _WITH_LAYOUT = "doublehorizon-policy-1", "doublehorizon-policy-2"
 
 
 @dataclass(frozen=True)
 class NumpyPolicy:
-    """A tanh-squashed Gaussian policy; `weights[i]` is `[in, out]`."""
+    """A tanh-squashed Gaussian policy; `weights[i]` is `[in, out]`. With a layout, `predict` takes observations with
+    names or parts; `act` and `sample` always take vectors."""
 
     weights: tuple[np.ndarray, ...]
     biases: tuple[np.ndarray, ...]
@@ -30,6 +34,7 @@ class NumpyPolicy:
     obs_std: np.ndarray
     action_low: np.ndarray
     action_high: np.ndarray
+    layout: ObsLayout | None = None
 
     @property
     def act_size(self) -> int:
@@ -68,29 +73,44 @@ class NumpyPolicy:
         deterministic: bool = True,
         rng: np.random.Generator | None = None,
     ) -> tuple[np.ndarray, Any]:
-        """Actions in the environment's own range, for one observation or a batch; `state` is returned as it came, as
-        Stable-Baselines3's callers expect."""
+        """Actions in the environment's own range and shape, for one observation or a batch; `state` is returned as it
+        came, as Stable-Baselines3's callers expect."""
         del episode_start
-        flat = np.asarray(obs, np.float32)
-        if flat.shape[-1:] != self.obs_mean.shape:
-            raise UserError(
-                f"the observation has the shape {flat.shape}, but this policy needs (..., {self.obs_mean.size})."
-            )
+        flat = self._vectors(obs) if self.layout is None else self.layout.flatten(obs)
         noise = None
         if not deterministic:
             rng = np.random.default_rng() if rng is None else rng
             noise = rng.standard_normal((*flat.shape[:-1], self.act_size), np.float32)
-        unit = self.act(flat, noise)
-        return to_own_units(unit, self.action_low, self.action_high), state
+        action = to_own_units(self.act(flat, noise), self.action_low, self.action_high)
+        shape = self.action_low.shape if self.layout is None else self.layout.act_shape
+        return action.reshape((*flat.shape[:-1], *shape)), state
+
+    def _vectors(self, obs: Any) -> np.ndarray:
+        try:
+            flat = np.asarray(obs, np.float32)
+        except (TypeError, ValueError) as problem:
+            raise UserError(
+                f"the observation is a {type(obs).__name__}, but this policy needs numbers (..., {self.obs_mean.size})."
+            ) from problem
+        if flat.shape[-1:] != self.obs_mean.shape:
+            raise UserError(
+                f"the observation has the shape {flat.shape}, but this policy needs (..., {self.obs_mean.size})."
+            )
+        return flat
 
     def save(self, path: str | Path) -> None:
         """Writes the policy to one file."""
         arrays = self.arrays()
+        if self.layout is None:
+            about = f"{_PLAIN}:{_digest(arrays)}"
+        else:
+            layout = json.dumps(self.layout.to_json(), separators=(",", ":"))
+            about = f"{_WITH_LAYOUT}:{_digest(arrays, layout)}:{layout}"
         # one entry only: safetensors writes several in any order, and equal policies shall be equal files
-        write_file(Path(path), save(arrays, {"format": f"{_FORMAT}:{_digest(arrays)}"}))
+        write_file(Path(path), save(arrays, {"format": about}))
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """All its numbers, by name; `from_arrays` is the inverse."""
+        """All its numbers, by name; `from_arrays` is the inverse, but for the layout."""
         arrays = {f"layer{i}.weight": w for i, w in enumerate(self.weights)}
         arrays |= {f"layer{i}.bias": b for i, b in enumerate(self.biases)}
         arrays |= {name: getattr(self, name) for name in _STATISTICS}
@@ -107,26 +127,27 @@ def load_policy(path: str | Path) -> NumpyPolicy:
         path = _best_of(path)
     try:
         with safe_open(path, framework="numpy") as file:
-            found, _, expected = (file.metadata() or {}).get("format", "").partition(":")
-            if found != _FORMAT:
-                raise UserError(f"{path} is of the format {found!r}, but {_FORMAT!r} is needed.")
+            found, _, rest = (file.metadata() or {}).get("format", "").partition(":")
+            if found not in (_PLAIN, _WITH_LAYOUT):
+                raise UserError(f"{path} is of the format {found!r}, but {_PLAIN!r} or {_WITH_LAYOUT!r} is needed.")
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
     except (OSError, SafetensorError) as problem:
         raise UserError(f"{path} cannot be read as a policy: {problem}.") from problem
-    if _digest(arrays) != expected:
+    expected, _, layout = rest.partition(":")
+    if _digest(arrays, layout) != expected or (layout != "") != (found == _WITH_LAYOUT):
         raise UserError(f"{path} is damaged: its numbers are not those that were saved.")
     try:
-        return from_arrays(arrays)
-    except ValueError as problem:
+        return from_arrays(arrays, ObsLayout.from_json(json.loads(layout)) if layout else None)
+    except (LookupError, TypeError, ValueError, AttributeError) as problem:
         raise UserError(f"{path} cannot be read as a policy: {problem}.") from problem
 
 
-def _digest(arrays: dict[str, np.ndarray]) -> str:
+def _digest(arrays: dict[str, np.ndarray], layout: str = "") -> str:
     parts = [f"{name}{x.dtype}{x.shape}".encode() + x.tobytes() for name, x in sorted(arrays.items())]
-    return digest(b"".join(parts))
+    return digest(b"".join(parts) + layout.encode())
 
 
-def from_arrays(arrays: dict[str, np.ndarray]) -> NumpyPolicy:
+def from_arrays(arrays: dict[str, np.ndarray], layout: ObsLayout | None = None) -> NumpyPolicy:
     """The inverse of `NumpyPolicy.arrays`; what does not fit together is a `ValueError`."""
     num_layers = sum(name.endswith(".weight") for name in arrays)
     names = [f"layer{i}.{part}" for part in ("weight", "bias") for i in range(num_layers)]
@@ -136,6 +157,7 @@ def from_arrays(arrays: dict[str, np.ndarray]) -> NumpyPolicy:
         tuple(arrays[name] for name in names[:num_layers]),
         tuple(arrays[name] for name in names[num_layers:]),
         **{name: arrays[name] for name in _STATISTICS},
+        layout=layout,
     )
     _check_shapes(policy)
     return policy
@@ -143,11 +165,13 @@ def from_arrays(arrays: dict[str, np.ndarray]) -> NumpyPolicy:
 
 def _check_shapes(policy: NumpyPolicy) -> None:
     sizes = [policy.obs_mean.size, *(bias.size for bias in policy.biases)]
+    layout = policy.layout and (policy.layout.size, math.prod(policy.layout.act_shape))
     shapes = {
         "weights": [w.shape for w in policy.weights] == list(pairwise(sizes)),
         "biases": all(b.ndim == 1 for b in policy.biases),
         "observations": policy.obs_mean.shape == policy.obs_std.shape == (sizes[0],),
         "actions": policy.action_low.shape == policy.action_high.shape == (sizes[-1] // 2,) and sizes[-1] % 2 == 0,
+        "entries": layout in (None, (sizes[0], policy.act_size)),
         "numbers": all(array.dtype == np.float32 for array in policy.arrays().values()),
     }
     wrong = [name for name, fits in shapes.items() if not fits]

@@ -189,6 +189,7 @@ def critic_update(
     metrics = {
         "train/critic_loss": value * jnp.square(unit) / config.critic.members,
         "train/q_target": jnp.mean(target),
+        "train/q_target_std": jnp.std(target),
         "train/q_low": bounds.low,
         "train/q_high": bounds.high,
     }

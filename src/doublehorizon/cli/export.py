@@ -17,7 +17,8 @@ examples:
   doublehorizon export runs/hopper policy.npz             # NumPy arrays, and policy.py, which runs them
   doublehorizon export runs/hopper policy.onnx --seed 3
 
-Either takes the environment's own observations and gives actions in the environment's own units."""
+Either takes the environment's own observations and gives actions in the environment's own units. Where observations
+have names or parts, they are printed in their order, with their shapes."""
 
 
 @dataclass
@@ -41,4 +42,6 @@ def run(arguments: list[str]) -> int:
         policy = read_run(options.run).policies([options.seed])[options.seed]
     for path in export_policy(policy, options.file):
         print(path)
+    if policy.layout is not None:
+        print(f"observation: {policy.layout}")
     return 0

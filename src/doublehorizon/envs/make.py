@@ -18,8 +18,9 @@ import numpy as np
 from doublehorizon.action_scaling import to_own_units, to_unit
 from doublehorizon.config import Config, LoopConfig
 from doublehorizon.envs import dmc, paper
+from doublehorizon.envs.obs_layout import ObsLayout
 from doublehorizon.envs.set_state import put
-from doublehorizon.envs.spaces import action_box, flat_observation, observation_size
+from doublehorizon.envs.spaces import action_box, flat_observation, layout, observation_size
 from doublehorizon.envs.termination import Rule, find_rule, never
 from doublehorizon.errors import UserError
 
@@ -35,7 +36,7 @@ Termination = Literal["known", "learned", "never"]
 class EnvSpec:
     """What training must know of an environment; steps are the agent's. `terminates` is the rule by which episodes end
     where one is known, `termination` how the model decides it, and `registered` says that `name` alone makes the same
-    environment again."""
+    environment again. `layout` says how an observation becomes a vector where it is none."""
 
     name: str
     obs_size: int
@@ -47,6 +48,7 @@ class EnvSpec:
     action_low: tuple[float, ...]
     action_high: tuple[float, ...]
     registered: bool = False
+    layout: ObsLayout | None = None
 
     @property
     def rule(self) -> Rule | None:
@@ -56,7 +58,8 @@ class EnvSpec:
     def facts(self) -> dict[str, Any]:
         """Plain values, as they are saved with a run; the termination rule is named, not stored."""
         rule = None if self.terminates is None else getattr(self.terminates, "__qualname__", "a user's own")
-        return {f.name: getattr(self, f.name) for f in fields(self)} | {"terminates": rule}
+        layout = None if self.layout is None else self.layout.to_json()
+        return {f.name: getattr(self, f.name) for f in fields(self)} | {"terminates": rule, "layout": layout}
 
 
 def factory(env: EnvLike, loop: LoopConfig | None = None) -> Callable[[], gym.Env]:
@@ -153,6 +156,7 @@ def describe(
         action_low=tuple(act.low.ravel().tolist()),
         action_high=tuple(act.high.ravel().tolist()),
         registered=registered is not None,
+        layout=layout(env.observation_space, act),
     )
 
 
@@ -177,6 +181,16 @@ def own_time_limit(env: gym.Env) -> int | None:
     if isinstance(env.unwrapped, dmc.ControlSuite):
         return env.unwrapped.max_steps
     return env.spec and env.spec.max_episode_steps
+
+
+def time_limit_note(env: gym.Env, spec: EnvSpec, loop: LoopConfig) -> list[str]:
+    """A line for the user, where nobody said how long an episode may be."""
+    if loop.time_limit is not None or own_time_limit(env) is not None:
+        return []
+    return [
+        f"note: {spec.name} says nothing of a time limit. Episodes that it does not end by itself are cut after "
+        f"{spec.time_limit} steps (--loop.time-limit, in Python LoopConfig(time_limit=...))."
+    ]
 
 
 class Simulator:

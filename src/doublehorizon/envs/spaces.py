@@ -6,6 +6,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
+from doublehorizon.envs.obs_layout import ObsEntry, ObsLayout, Path
 from doublehorizon.errors import UserError
 
 _MOST_NUMBERS = 10_000  # in an observation: beyond, it is an image or the like, and no state
@@ -14,7 +15,7 @@ _MOST_NUMBERS = 10_000  # in an observation: beyond, it is an image or the like,
 def observation_size(name: str, space: gym.Space) -> int:
     """Numbers in a flat observation. Dicts and tuples are laid out one part after the other, a discrete value as a
     one-hot vector."""
-    for part in _parts(space):
+    for _, part in _leaves(space):
         is_image = isinstance(part, spaces.Box) and part.dtype == np.uint8 and len(part.shape) >= 2
         if is_image or (part.is_np_flattenable and spaces.flatdim(part) > _MOST_NUMBERS):
             raise UserError(
@@ -39,15 +40,16 @@ def flat_observation(space: gym.Space, obs: Any) -> np.ndarray:
     return np.asarray(spaces.flatten(space, obs), np.float32)
 
 
-def flat_observations(space: gym.Space, obs: Any) -> np.ndarray:
-    """The same for one observation or, where the space is a Box, for a batch of them."""
-    if isinstance(space, spaces.Box):
-        array = np.asarray(obs, np.float32)
-        lead = array.shape[: array.ndim - len(space.shape)]
-        if array.shape[len(lead) :] == space.shape:
-            return array.reshape(*lead, -1)
-        raise UserError(f"the observation has the shape {array.shape}, but this policy needs (..., *{space.shape}).")
-    return flat_observation(space, obs)
+def layout(observation_space: gym.Space, action_space: gym.Space) -> ObsLayout | None:
+    """How observations are laid out, in the order of Gymnasium's `flatten`. None where an observation is a vector and
+    so is an action, and where it has a part that only Gymnasium can lay out."""
+    shape, act_shape = observation_space.shape, action_space.shape or ()
+    if isinstance(observation_space, spaces.Box) and len(shape or ()) == len(act_shape) == 1:
+        return None
+    leaves = _leaves(observation_space)
+    if not all(isinstance(leaf, _KINDS) for _, leaf in leaves):
+        return None
+    return ObsLayout(tuple(_entry(path, leaf) for path, leaf in leaves), act_shape)
 
 
 def action_box(name: str, space: gym.Space) -> spaces.Box:
@@ -67,9 +69,24 @@ def action_box(name: str, space: gym.Space) -> spaces.Box:
     return space
 
 
-def _parts(space: gym.Space) -> list[gym.Space]:
-    if isinstance(space, spaces.Dict):
-        return [part for one in space.spaces.values() for part in _parts(one)]
-    if isinstance(space, spaces.Tuple):
-        return [part for one in space.spaces for part in _parts(one)]
-    return [space]
+_KINDS = (spaces.Box, spaces.MultiBinary, spaces.Discrete, spaces.MultiDiscrete)
+
+
+def _leaves(space: gym.Space, path: Path = ()) -> list[tuple[Path, gym.Space]]:
+    """The parts of a space that have no parts themselves, and where they are found. A dict whose keys are no names is
+    one part."""
+    if isinstance(space, spaces.Dict) and space.spaces and all(isinstance(key, str) for key in space.spaces):
+        parts = space.spaces.items()
+    elif isinstance(space, spaces.Tuple) and space.spaces:
+        parts = enumerate(space.spaces)
+    else:
+        return [(path, space)]
+    return [leaf for key, part in parts for leaf in _leaves(part, (*path, key))]
+
+
+def _entry(path: Path, leaf: gym.Space) -> ObsEntry:
+    if isinstance(leaf, spaces.Discrete):
+        return ObsEntry(path, (), (int(leaf.n),), (int(leaf.start),))
+    if isinstance(leaf, spaces.MultiDiscrete):
+        return ObsEntry(path, leaf.shape, tuple(leaf.nvec.ravel().tolist()), tuple(leaf.start.ravel().tolist()))
+    return ObsEntry(path, leaf.shape or ())

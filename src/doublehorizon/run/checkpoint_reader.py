@@ -36,7 +36,7 @@ from doublehorizon.run.replay_files import Archived, DamageError
 from doublehorizon.run.run_state import decode
 
 _WRONG = (LookupError, TypeError, ValueError, AttributeError, OverflowError, UserError)
-_SAME = ("obs_size", "act_size", "time_limit", "action_repeat", "action_low", "action_high")
+_SAME = ("obs_size", "act_size", "time_limit", "action_repeat", "action_low", "action_high", "layout")
 
 
 @dataclass(frozen=True)
@@ -191,11 +191,10 @@ def _read_about(path: Path) -> dict[str, Any]:
 
 def _check_environment(saved: SavedCheckpoint, spec: EnvSpec, knowledge: PriorKnowledge) -> None:
     now = json.loads(json.dumps(spec.facts()))
+    then = {"layout": now["layout"]} | saved.env  # runs of version 0.1 say nothing of it
     for name in _SAME:
-        if saved.env.get(name) != now[name]:
-            raise UserError(
-                f"{saved.path} was trained with {name} {saved.env.get(name)}, but {spec.name} has {now[name]}."
-            )
+        if then.get(name) != now[name]:
+            raise UserError(f"{saved.path} was trained with {name} {then.get(name)}, but {spec.name} has {now[name]}.")
     for what in ("reward", "seed_policy"):
         if what in knowledge.given and what not in saved.given:
             raise UserError(f"{saved.path} was trained without a {what}; with one it would be another run.")

@@ -235,6 +235,7 @@ def fetch_policies(setup: RunSetup, state: AgentState) -> list[NumpyPolicy]:
             normalizer.std[k],
             low,
             high,
+            setup.spec.layout,
         )
         for k in range(len(setup.seeds))
     ]

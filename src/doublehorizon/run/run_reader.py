@@ -88,11 +88,11 @@ def read_rows(path: Path) -> list[dict[str, str]]:
 
 
 def _same_sizes(run: Run, spec: EnvSpec) -> EnvSpec:
-    for name in ("obs_size", "act_size"):
-        if run.env.get(name) != getattr(spec, name):
-            raise UserError(
-                f"{run.folder} was trained with {name} {run.env.get(name)}, but {spec.name} has {getattr(spec, name)}."
-            )
+    now = spec.facts()
+    then = {"layout": now["layout"]} | run.env  # runs of version 0.1 say nothing of it
+    for name in ("obs_size", "act_size", "layout"):
+        if then.get(name) != now[name]:
+            raise UserError(f"{run.folder} was trained with {name} {then.get(name)}, but {spec.name} has {now[name]}.")
     return spec
 
 

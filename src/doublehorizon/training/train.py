@@ -23,6 +23,7 @@ from doublehorizon.training.evaluations import Evaluations
 from doublehorizon.training.learning_phase import Clock, SeedMetrics, learn
 from doublehorizon.training.live_view import View
 from doublehorizon.training.time_left import seconds_left
+from doublehorizon.training.trouble_signs import TroubleSigns
 
 
 class Callback:
@@ -82,7 +83,7 @@ def _boundaries(
 ) -> Iterator[RunState]:
     """The run itself: its state after each iteration, and at the end."""
     evaluations = Evaluations(progress, pool, view, logs)
-    clock = Clock(progress.state.seconds)
+    clock, signs = Clock(progress.state.seconds), TroubleSigns()
     view.begin(progress.step, progress.returns)
     if progress.machinery.programs is None:
         progress.machinery.programs = Programs(progress)
@@ -98,6 +99,8 @@ def _boundaries(
             evaluations.start()
             progress.update(episodes=pool.episodes)  # an environment object has been reset
         going = _report_evaluations(callback, progress, evaluations.gather())
+        for line in signs.new(progress.seeds, _num_learnt(progress), metrics or {}, progress.returns):
+            view.warn(line)
         _show_progress(progress, metrics, clock.laps, view)
         going = callback.on_iteration(progress) is not False and going
         yield progress.update(log_sizes=logs.sizes())
@@ -186,6 +189,11 @@ def _check_reward(progress: Progress, batch: Batch, view: View) -> None:
         )
 
 
+def _num_learnt(progress: Progress) -> int:
+    """Iterations since the first fit."""
+    return progress.iteration - progress.setup.first_fit
+
+
 def _elapsed(progress: Progress) -> dict[str, float]:
     return {"time/time_elapsed": progress.state.seconds}
 
@@ -193,7 +201,7 @@ def _elapsed(progress: Progress) -> dict[str, float]:
 def _show_progress(progress: Progress, metrics: SeedMetrics | None, laps: dict[str, float], view: View) -> None:
     """Where the run stands and, once something was learnt, how long the rest takes at most."""
     setup = progress.setup
-    steps, learnt = setup.iteration_steps, progress.iteration - setup.first_fit
+    steps, learnt = setup.iteration_steps, _num_learnt(progress)
     is_whole = learnt > 0 or setup.turn_steps == steps  # in many turns, the first iteration has one that learns
     if metrics is None or not is_whole:
         view.advance(progress.step, progress.iteration)
