@@ -9,7 +9,7 @@ from doublehorizon.acting.env_runner import EnvRunner
 from doublehorizon.config import Config, LoopConfig
 from doublehorizon.envs import paper
 from doublehorizon.envs.gym_check import complaints
-from doublehorizon.envs.make import Simulator, describe, factory, make
+from doublehorizon.envs.make import Simulator, describe, factory, make, own_time_limit, time_limit_note
 from doublehorizon.envs.termination import never
 from doublehorizon.errors import UserError
 
@@ -180,7 +180,6 @@ class Shape(Lever):
         (Shape(observation_space=Box(-1, 1, (0,))), ["nothing"]),
         (Shape(action_space=Box(0, 3, (2,), np.int32)), ["int32", "continuous"]),
         (Shape(action_space=Box(np.zeros(2), np.array([1.0, 0.0]), dtype=np.float64)), ["without room"]),
-        (Shape(), ["time limit", "--loop.time-limit"]),
     ],
 )
 def test_what_cannot_be_trained_on_is_refused_with_what_to_do(env, words):
@@ -189,6 +188,42 @@ def test_what_cannot_be_trained_on_is_refused_with_what_to_do(env, words):
     for word in words:
         assert word in str(problem.value)
     assert "\n" not in str(problem.value)
+
+
+def test_no_time_limit_is_needed():
+    endless = Shape()
+    spec = describe(endless)
+    assert own_time_limit(endless) is None and spec.time_limit == 1000
+    (note,) = time_limit_note(endless, spec, LoopConfig())
+    assert "cut after 1000 steps" in note and "--loop.time-limit" in note and "\n" not in note
+    assert time_limit_note(endless, spec, LoopConfig(time_limit=30)) == []
+    assert describe(endless, Config(loop=LoopConfig(time_limit=30))).time_limit == 30
+    assert describe(endless, Config(loop=LoopConfig(action_repeat=4))).time_limit == 250
+    limited = gym.wrappers.TimeLimit(endless, 77)
+    assert own_time_limit(limited) == 77 and time_limit_note(limited, describe(limited), LoopConfig()) == []
+
+
+def test_an_episode_lasts_as_long_as_its_environment_says_or_is_cut():
+    class Tired(Shape):
+        """Truncates by itself, if at all."""
+
+        def __init__(self, after: int | None):
+            super().__init__()
+            self.after = after
+
+        def reset(self, *, seed=None, options=None):
+            self.steps = 0
+            return self.observation_space.sample(), {}
+
+        def step(self, action):
+            self.steps += 1
+            return self.observation_space.sample(), 1.0, False, self.steps == self.after, {}
+
+    def length(env: gym.Env) -> float:
+        return EnvRunner(Simulator(env, describe(env)), 0).evaluate(0, None, 1)
+
+    assert length(Tired(after=12)) == 12.0
+    assert length(Tired(after=None)) == 1000.0
 
 
 def test_unknown_ids_are_answered_with_the_nearest():
