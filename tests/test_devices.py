@@ -38,6 +38,7 @@ assert len(again._progress.agent.actor_critic.actor.mlp.layers[0].weight.shardin
 """
 
 
+@pytest.mark.slow
 def test_seeds_are_spread_over_all_devices_and_learn_as_they_would_alone(tmp_path):
     flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
     env = os.environ | {"XLA_FLAGS": flags, "PYTHONPATH": os.path.dirname(__file__), "JAX_PLATFORMS": "cpu"}

@@ -1,3 +1,6 @@
+import dataclasses
+
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -42,7 +45,23 @@ def test_a_network_is_the_chain_it_says():
         if i < 3:
             x = x / (1 + np.exp(-x))
             x = (x - x.mean(axis=1, keepdims=True)) / np.sqrt(x.var(axis=1, keepdims=True) + TINY.model.norm_eps[i])
-    np.testing.assert_allclose(one(jnp.asarray(given, jnp.float32)), x, rtol=1e-4, atol=1e-5)
+    mean, log_noise = one(jnp.asarray(given, jnp.float32))
+    np.testing.assert_allclose(mean, x, rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(log_noise, one.log_noise[None])
+
+
+def test_noise_that_depends_on_the_state_is_the_other_half_of_the_output():
+    config = dataclasses.replace(TINY.model, noise="state")
+    one = Dynamics(config, 3, 2, jr.key(0))
+    one = eqx.tree_at(lambda d: d.log_noise, one, jnp.array([-1.0, 0.0, 1.0, 2.0]))
+    inputs = 3.0 * jr.normal(jr.key(1), (50, 5))
+    out = np.asarray(one.mlp(inputs))
+    mean, log_noise = one(inputs)
+    assert out.shape == (50, 8)
+    np.testing.assert_array_equal(mean, out[:, :4])
+    deviation = np.asarray(log_noise) - np.array([-1.0, 0.0, 1.0, 2.0])
+    np.testing.assert_allclose(deviation, 3.0 * np.tanh(out[:, 4:] / 3.0), rtol=1e-4, atol=1e-5)
+    assert np.abs(deviation).max() < 3.0 and deviation.std() > 0.1
 
 
 def test_critics_start_in_the_middle_and_members_differ():

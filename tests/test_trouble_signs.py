@@ -16,14 +16,14 @@ HEALTHY = {
 LEARNING = {step: dict.fromkeys(SEEDS, -100.0 + 10.0 * step) for step in range(9)}
 
 
-def told(figures: dict | None = None, returns: dict | None = None, learnt: int = 9, signs=None) -> list[str]:
+def told(figures: dict | None = None, returns: dict | None = None, updates: int = 3000, signs=None) -> list[str]:
     metrics = {name: np.array(values) for name, values in (HEALTHY | (figures or {})).items()}
-    return (signs or TroubleSigns()).new(SEEDS, learnt, metrics, LEARNING if returns is None else returns)
+    return (signs or TroubleSigns()).new(SEEDS, updates, metrics, LEARNING if returns is None else returns)
 
 
 def test_nothing_is_told_of_a_run_that_learns():
     assert told() == [] and told(returns={}) == []
-    assert TroubleSigns().new(SEEDS, -1, {}, {0: dict.fromkeys(SEEDS, 0.0)}) == []  # while actions are random
+    assert TroubleSigns().new(SEEDS, -1000, {}, {0: dict.fromkeys(SEEDS, 0.0)}) == []  # while actions are random
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_nothing_is_told_of_a_run_that_learns():
 )
 def test_a_sign_in_the_figures_is_told_once_with_what_to_try(figures, words):
     signs = TroubleSigns()
-    assert told(figures, learnt=4, signs=signs) == []  # too early
+    assert told(figures, updates=2999, signs=signs) == []  # too early
     (line,) = told(figures, signs=signs)
     assert words in line and "Try " in line and "\n" not in line
     assert told(figures, signs=signs) == []
@@ -45,7 +45,7 @@ def test_a_sign_in_the_figures_is_told_once_with_what_to_try(figures, words):
 
 def test_a_run_without_a_model_has_no_model_to_complain_of():
     metrics = {name: np.array(values) for name, values in HEALTHY.items() if not name.startswith("model")}
-    assert TroubleSigns().new(SEEDS, 9, metrics, LEARNING) == []
+    assert TroubleSigns().new(SEEDS, 3000, metrics, LEARNING) == []
 
 
 def test_returns_that_never_pass_those_of_the_first_actions():

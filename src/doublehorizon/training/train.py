@@ -99,8 +99,7 @@ def _boundaries(
             evaluations.start()
             progress.update(episodes=pool.episodes)  # an environment object has been reset
         going = _report_evaluations(callback, progress, evaluations.gather())
-        for line in signs.new(progress.seeds, _num_learnt(progress), metrics or {}, progress.returns):
-            view.warn(line)
+        _show_signs(signs, progress, metrics or {}, view)
         _show_progress(progress, metrics, clock.laps, view)
         going = callback.on_iteration(progress) is not False and going
         yield progress.update(log_sizes=logs.sizes())
@@ -192,6 +191,13 @@ def _check_reward(progress: Progress, batch: Batch, view: View) -> None:
 def _num_learnt(progress: Progress) -> int:
     """Iterations since the first fit."""
     return progress.iteration - progress.setup.first_fit
+
+
+def _show_signs(signs: TroubleSigns, progress: Progress, metrics: SeedMetrics, view: View) -> None:
+    steps = _num_learnt(progress) * progress.setup.iteration_steps
+    updates = int(steps * progress.config.policy.updates_per_step)
+    for line in signs.new(progress.seeds, updates, metrics, progress.returns):
+        view.warn(line)
 
 
 def _elapsed(progress: Progress) -> dict[str, float]:

@@ -6,7 +6,7 @@ import numpy as np
 
 SeedMetrics = Mapping[str, np.ndarray]
 
-_FEW_ITERATIONS = 5  # in which anything may happen
+_FEW_UPDATES = 3000  # in which anything may happen
 _POOR_MODEL = 0.95  # root mean squared error, in units of the targets' spread: 1 is that of their mean
 _NARROW = 0.01  # spread of the critics' targets, as a share of the range between the bounds of Q
 _LEAST_TEMPERATURE, _MOST_TEMPERATURE = 1e-5, 10.0  # in units of the reward's spread
@@ -21,18 +21,18 @@ class TroubleSigns:
         self._told: set[str] = set()
 
     def new(
-        self, seeds: Sequence[int], learnt: int, metrics: SeedMetrics, returns: Mapping[int, Mapping[int, float]]
+        self, seeds: Sequence[int], updates: int, metrics: SeedMetrics, returns: Mapping[int, Mapping[int, float]]
     ) -> list[str]:
-        """Lines about what was not told before: after `learnt` iterations in which something was learnt, from the
-        figures of the last one, per seed, and from all test returns by step and seed."""
-        signs = [*_in_figures(seeds, learnt, metrics), *_in_returns(seeds, returns)]
+        """Lines about what was not told before, from the figures of the last iteration, per seed, after that many
+        updates, and from all test returns by step and seed."""
+        signs = [*_in_figures(seeds, updates, metrics), *_in_returns(seeds, returns)]
         lines = [line for kind, line in signs if kind not in self._told]
         self._told |= {kind for kind, _ in signs}
         return lines
 
 
-def _in_figures(seeds: Sequence[int], learnt: int, metrics: SeedMetrics) -> Iterator[tuple[str, str]]:
-    if learnt < _FEW_ITERATIONS:
+def _in_figures(seeds: Sequence[int], updates: int, metrics: SeedMetrics) -> Iterator[tuple[str, str]]:
+    if updates < _FEW_UPDATES:
         return
     error = metrics.get("model/validation_rmse", np.zeros(len(seeds)))
     if (poor := error >= _POOR_MODEL).any():
