@@ -20,6 +20,16 @@ def run_folder(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
+@pytest.fixture
+def said(monkeypatch) -> list[str]:
+    """What a run warns of. Python's own recorder of warnings is not safe with the thread that compiles."""
+    from doublehorizon.training.live_view import View
+
+    lines = []
+    monkeypatch.setattr(View, "warn", lambda self, line: lines.append(line))
+    return lines
+
+
 @pytest.fixture(scope="session")
 def run(tmp_path_factory) -> Path:
     """A run of 100 steps with its last checkpoints at 60, 80 and 100; leave it as it is."""

@@ -12,7 +12,6 @@ from gymnasium.spaces import Box
 import doublehorizon as dh
 from doublehorizon.config import LoopConfig
 from doublehorizon.run.progress import fetch_policies
-from doublehorizon.training.live_view import View
 from worlds import TINY
 
 
@@ -133,14 +132,6 @@ class Wrong(Cart):
 
     def is_terminal(self, next_obs):
         return abs(next_obs[..., 1]) > 0.15
-
-
-@pytest.fixture
-def said(monkeypatch) -> list[str]:
-    """What a run warns of."""
-    lines = []
-    monkeypatch.setattr(View, "warn", lambda self, line: lines.append(line))
-    return lines
 
 
 def test_a_rule_that_the_environment_contradicts_is_given_up(tmp_path, said):

@@ -14,7 +14,6 @@ from doublehorizon.algorithm.divergence import signs_of_divergence
 from doublehorizon.errors import RunError
 from doublehorizon.run.progress import Progress
 from doublehorizon.training import learning_phase
-from doublehorizon.training.live_view import View
 from worlds import TINY
 
 
@@ -41,14 +40,6 @@ def arrays(model: dh.DHMBPO) -> list[np.ndarray]:
     progress = model._progress
     assert isinstance(progress, Progress)
     return [np.asarray(x) for x in jax.tree.leaves(eqx.filter((progress.agent, progress.replay), eqx.is_inexact_array))]
-
-
-@pytest.fixture
-def said(monkeypatch) -> list[str]:
-    """What a run warns of. Python's own recorder of warnings is not safe with the thread that compiles."""
-    lines = []
-    monkeypatch.setattr(View, "warn", lambda self, line: lines.append(line))
-    return lines
 
 
 @pytest.mark.parametrize("value", [np.nan, pytest.param(1e9, marks=pytest.mark.slow)])

@@ -104,7 +104,7 @@ def test_a_run_survives_being_killed(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("seeds", [1, 3])
 def test_a_run_survives_being_killed_twenty_times(tmp_path, seeds):
-    assert not survive(tmp_path, seeds, steps=1200, kills=20)
+    assert not survive(tmp_path, seeds, steps=2400, kills=20)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
