@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-SeedMetrics = Mapping[str, np.ndarray]
+from doublehorizon.training.learning_phase import SeedMetrics
 
 _FEW_UPDATES = 3000  # in which anything may happen
 _POOR_MODEL = 0.95  # root mean squared error, in units of the targets' spread: 1 is that of their mean
