@@ -225,3 +225,9 @@ def test_nothing_is_known_of_ends_before_the_first():
     known = fit_end_rewards(jnp.array([4.0, -5.0]), jnp.array([False, False]))
     assert not bool(known.seen) and float(known.low) == float(known.high) == 0.0
     assert float(known.denormalize(jnp.array([3.0]))[0]) == 0.0
+
+
+def test_only_endings_tell_what_endings_bring():
+    known = fit_end_rewards(jnp.array([4.0, -5.0, 2.0, 9.0]), jnp.array([True, False, True, False]))
+    assert (float(known.low), float(known.high)) == (2.0, 4.0)
+    assert (float(known.normalizer.mean[0]), float(known.normalizer.std[0])) == (3.0, 1.0)
