@@ -15,6 +15,7 @@ from doublehorizon.algorithm.types import Task, Transition
 from doublehorizon.algorithm.updates import UpdateContext
 from doublehorizon.config import Config, Horizons
 from doublehorizon.config_json import changed
+from doublehorizon.schedule import first_effort, seed_iterations, steps_per_iteration
 from worlds import TINY, budget
 
 KEEPING = changed(TINY, {"policy.keep_moments": True, "policy.ring_capacity": 400, "policy.clear_each_iteration": True})
@@ -22,7 +23,7 @@ TASK = Task(3, 1, None)
 
 
 def planned(config: Config, num_rows: int, first: bool) -> list[int]:
-    work = agent.iteration_budget(config, Task(17, 6, None), num_rows, 1000, first)
+    work = agent.iteration_budget(config, Task(17, 6, None), num_rows, 1000, 5.0 if first else None)
     return [work.fit_batches, work.patience, work.max_epochs, work.num_rounds]
 
 
@@ -35,6 +36,33 @@ def test_the_default_effort_is_the_papers_while_epochs_are_short():
     assert planned(Config(), 5000, first=True) == [1, 722, 3612, 250]
     assert planned(Config(), 7000, first=False) == [2, 144, 722, 50]
     assert planned(Config(), 50_000, first=False) == [6, 144, 241, 50]  # 722 * 2 / 6
+
+
+def test_a_little_fit_has_so_many_minibatches_for_each_new_step():
+    little = changed(Config(), {"fit.batches_per_step": 1.5, "fit.batches_per_epoch": 4})
+    assert planned(little, 5000, first=True)[::2] == [4, 1875]  # 5000 * 1.5 / 4
+    assert planned(little, 50_000, first=False)[::2] == [4, 375]
+
+
+def test_new_rows_are_those_of_the_last_steps_and_in_the_first_iteration_all():
+    assert agent.iteration_budget(Config(), TASK, 5000, 1000, 5.0).num_new == 5000
+    assert agent.iteration_budget(Config(), TASK, 6000, 1000).num_new == 1000
+
+
+def test_the_first_iteration_has_as_many_updates_as_there_were_random_steps():
+    often = changed(Config(), {"loop.steps_per_iteration": 200})
+    for config, time_limit, steps in (
+        (Config(), 1000, 5000),
+        (often, 1000, 5000),
+        (often, 100, 1000),
+        (Config(), 300, 1500),
+    ):
+        per_iteration = steps_per_iteration(config, time_limit)
+        assert seed_iterations(config, time_limit) * per_iteration == steps
+        work = agent.iteration_budget(config, TASK, steps, per_iteration, first_effort(config, time_limit))
+        assert work.num_rounds * config.policy.refresh_every == steps
+    assert first_effort(changed(often, {"fit.first_effort": 3.0}), 1000) == 3.0
+    assert first_effort(changed(often, {"loop.seed_iterations": 0}), 1000) == 1.0
 
 
 def test_a_short_distribution_rollout_has_more_rows():

@@ -62,6 +62,16 @@ def test_an_end_in_hundreds_is_learnt_and_its_odds_are_true():
     assert calibration["termination/precision"] > 0.8 and calibration["termination/recall"] > 0.8
 
 
+def test_weights_of_an_input_that_says_nothing_shrink_to_zero():
+    obs = np.random.default_rng(0).normal(size=(500, 1))
+    model, _ = fitted(stored(obs, (obs[:, 0] > 1).astype(np.float32)))
+    before = np.asarray(untrained(CONFIG, 1, 1, jr.key(1)).members.mlp.layers[0].weight[:, 1])
+    after = np.asarray(model.members.mlp.layers[0].weight[:, 1])
+    shrunk = np.sign(before) * np.maximum(np.abs(before) - 600 * 3e-3 * 0.1, 0.0)
+    np.testing.assert_allclose(after, shrunk, atol=1e-4)  # 600 roundings
+    assert np.any(after == 0.0) and np.any(after != 0.0)
+
+
 def test_a_rare_chance_is_given_as_such():
     """Ends that nothing foretells: their probability is their share, however often the minibatches show them."""
     rng = np.random.default_rng(0)

@@ -123,4 +123,4 @@ def budget(
     num_rows: int, batches: int = 1, patience: int = 100, epochs: int = 1, rounds: int = 1, ends: int = 1
 ) -> Budget:
     """A small one, as a program takes it."""
-    return Budget(num_rows, batches, patience, epochs, ends, rounds).traced()
+    return Budget(num_rows, min(num_rows, 20), batches, patience, epochs, ends, rounds).traced()

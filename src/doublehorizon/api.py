@@ -14,7 +14,7 @@ from doublehorizon.acting.policy import NumpyPolicy, load_policy
 from doublehorizon.acting.recorded_data import Source, load_transitions
 from doublehorizon.acting.workers import WorkerPool
 from doublehorizon.algorithm.devices import find_devices, forget_programs, use_compilation_cache, using
-from doublehorizon.config import Config, seed_iterations, steps_per_iteration
+from doublehorizon.config import Config
 from doublehorizon.envs.gym_check import complaints, is_users_own
 from doublehorizon.envs.make import EnvLike, EnvSpec, Simulator, describe, factory, time_limit_note
 from doublehorizon.envs.spaces import flat_observation
@@ -26,6 +26,7 @@ from doublehorizon.run.prior_knowledge import PriorKnowledge
 from doublehorizon.run.progress import Progress, begin, capacity_for, extend
 from doublehorizon.run.replay_files import Archived
 from doublehorizon.run.trackers import Tracker
+from doublehorizon.schedule import random_steps
 from doublehorizon.signals import stoppable
 from doublehorizon.training.live_view import View, introduction
 from doublehorizon.training.train import CallbackLike, train
@@ -271,8 +272,7 @@ class DHMBPO:
     def random_timesteps(self) -> int:
         """Simulator steps with random actions, per seed, before anything is learnt."""
         num_prior = self._knowledge.num_rows if self._progress is None else self._progress.setup.prior_rows
-        iterations = seed_iterations(self.config, self.spec.time_limit, num_prior > 0)
-        return iterations * steps_per_iteration(self.config, self.spec.time_limit) * self.spec.action_repeat
+        return random_steps(self.config, self.spec.time_limit, num_prior > 0) * self.spec.action_repeat
 
     def last_returns(self) -> dict[int, float]:
         """Each seed's most recent test return."""

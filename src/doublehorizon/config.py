@@ -1,7 +1,7 @@
 """Every number of the algorithm, with its reason under it.
 
 A `Config` is what a user may change. What depends on the environment (how many steps an iteration has, how
-long a fit may last) is computed from it by the small functions at the end, never assigned later.
+long a fit may last) is computed from it in `schedule`, never assigned later.
 """
 
 import math
@@ -70,14 +70,22 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class FitConfig:
-    """How the ensemble is fitted, once per iteration, and when a fit stops."""
+    """How the ensemble is fitted, once per iteration: a little, to all rows (`batches_per_step`), or until it no longer
+    gets better on rows held out for that, as in the paper."""
 
     learning_rate: Positive = 1e-3
     """AdamW's step size; the optimiser starts afresh with each fit."""
     batch_size: Count = 2048
     """Rows of a minibatch, shared by all members."""
+    batches_per_step: Positive | None = None
+    """Minibatches of a fit for each step since the last one; all rows are trained on and count the same. None: rows are
+    held out, the others have random weights, and the numbers below say when a fit stops."""
+    recent_share: Share = 0.0
+    """Share of each minibatch that comes from the newest fifth of the rows, where the policy goes now. Only where no
+    rows are held out."""
     batches_per_epoch: Count = 6
-    """Minibatches between two validations, and batches of rows to validate on, at most."""
+    """Minibatches that are drawn at once; where rows are held out, also those between two validations, and batches of
+    rows to validate on, at most."""
     base_epochs: Positive = 50.0
     """Patience is this times ln(observation size + 1) epochs without improvement."""
     max_epochs_factor: Positive = 5.0
@@ -85,8 +93,9 @@ class FitConfig:
     batches_factor: Positive | None = 2.0
     """A fit also ends after this many times its most epochs, counted in minibatches. Early fits, with one or two
     minibatches per epoch, may use all their epochs, later ones, with six, a third. None: no such end, as the paper."""
-    first_effort: Positive = 5.0
-    """Factor on the epochs, the termination model's minibatches and the joint updates of the first fit's iteration."""
+    first_effort: Positive | None = None
+    """Factor on the epochs, the termination model's minibatches and the joint updates of the first fit's iteration.
+    None: the number of random iterations before it, so that there are as many updates as there were steps."""
     accept_p: Share = 0.1
     """A new best model must beat the old one at this significance level in a paired test."""
     keep_p: Share = 0.5
@@ -195,8 +204,8 @@ class LoopConfig:
     """Agent steps collected with one policy, which then learns. None: those of an iteration, as the model is fitted
     once in each. A few, where there is no model."""
     seed_iterations: CountOrZero | None = None
-    """Iterations of random actions before the first fit. None: max(5, 1000 / steps_per_iteration). There are none where
-    transitions come from a file."""
+    """Iterations of random actions before the first fit. None: those of 5 episodes, as long as the time limit within
+    200..1000. There are none where transitions come from a file."""
     first_actions: Literal["held", "independent"] = "independent"
     """Random actions before the first fit: each held for 1 to 30 steps, so that their effects do not average out, or
     new in every step, as in the paper."""
@@ -291,7 +300,7 @@ class Config:
             )
 
     def _check_loop(self) -> None:
-        steps, turn, multiple = self.loop.steps_per_iteration, self.loop.steps_per_turn, _multiple(self)
+        steps, turn, multiple = self.loop.steps_per_iteration, self.loop.steps_per_turn, steps_multiple(self)
         if turn is not None:
             require(not self.has_model, "loop.steps_per_turn", turn, "None where there is a model")
             wanted = math.lcm(self.policy.refresh_every, self.fit.held_out_every)
@@ -309,41 +318,6 @@ class Config:
             )
 
 
-def _multiple(config: Config) -> int:
+def steps_multiple(config: Config) -> int:
     """What the steps of an iteration must be a multiple of."""
     return math.lcm(config.policy.refresh_every, config.fit.held_out_every, config.loop.steps_per_turn or 1)
-
-
-# -- what follows from a config and the environment -------------------------------------------------------
-
-
-def steps_per_iteration(config: Config, time_limit: int) -> int:
-    """L, the agent steps between two fits."""
-    if config.loop.steps_per_iteration is not None:
-        return config.loop.steps_per_iteration
-    multiple = _multiple(config)
-    return max(1, round(min(max(time_limit, 200), 1000) / multiple)) * multiple
-
-
-def steps_per_turn(config: Config, time_limit: int) -> int:
-    """Agent steps between two looks at what was collected."""
-    return config.loop.steps_per_turn or steps_per_iteration(config, time_limit)
-
-
-def seed_iterations(config: Config, time_limit: int, has_data: bool = False) -> int:
-    """Iterations of random actions before the first fit; none where there are transitions to learn from."""
-    if has_data:
-        return 0
-    if config.loop.seed_iterations is not None:
-        return config.loop.seed_iterations
-    return max(5, 1000 // steps_per_iteration(config, time_limit))
-
-
-def patience(config: Config, obs_size: int, factor: float = 1.0) -> int:
-    """Epochs without improvement after which a fit stops, `factor` times as many as usual."""
-    return int(factor * config.fit.base_epochs * math.log(obs_size + 1))
-
-
-def max_epochs(config: Config, obs_size: int, factor: float = 1.0) -> int:
-    """Epochs after which a fit stops in any case."""
-    return int(factor * config.fit.max_epochs_factor * config.fit.base_epochs * math.log(obs_size + 1))

@@ -20,8 +20,7 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
 
-from doublehorizon.algorithm import model_buffer
-from doublehorizon.algorithm import model_fit as fits
+from doublehorizon.algorithm import early_stopping, model_buffer, model_fit
 from doublehorizon.algorithm import replay_buffer as replays
 from doublehorizon.algorithm.actor_critic import ActorCritic, reach_ends, untrained_actor_critic
 from doublehorizon.algorithm.devices import over_seeds, program
@@ -47,7 +46,8 @@ from doublehorizon.algorithm.updates import (
     joint_update,
 )
 from doublehorizon.algorithm.world_model import WorldModel
-from doublehorizon.config import Config, max_epochs, patience
+from doublehorizon.config import Config
+from doublehorizon.schedule import max_epochs, patience
 
 
 class AgentState(eqx.Module):
@@ -108,23 +108,36 @@ def with_fresh_keys(state: AgentState) -> AgentState:
     return eqx.tree_at(lambda s: s.key, state, _split(state.key, 4)[3])
 
 
-def iteration_budget(config: Config, task: Task, num_rows: int, steps: int, first: bool) -> Budget:
-    """How much an iteration of `steps` steps works, with `num_rows` transitions stored; the first works more."""
-    factor = config.fit.first_effort if first else 1.0
-    num_training = replays.num_training(num_rows, config.fit.held_out_every)
-    batches = min(config.fit.batches_per_epoch, max(1, num_training // config.fit.batch_size))
-    rounds = round(factor * steps * config.policy.updates_per_step / config.policy.refresh_every)
-    epochs = max_epochs(config, task.obs_size, factor)
-    if config.fit.batches_factor is not None:
-        epochs = min(epochs, round(config.fit.batches_factor * epochs / batches))
+def iteration_budget(
+    config: Config, task: Task, num_rows: int, steps: int, first_effort: float | None = None
+) -> Budget:
+    """How much an iteration of `steps` steps works, with `num_rows` transitions stored. The first that learns has a
+    `first_effort`, the factor by which it works more."""
+    effort = first_effort or 1.0
+    batches, epochs = _fit_batches_and_epochs(config, task, num_rows, steps, effort)
+    rounds = round(effort * steps * config.policy.updates_per_step / config.policy.refresh_every)
     return Budget(
         num_rows=num_rows,
+        num_new=steps if first_effort is None else num_rows,
         fit_batches=batches,
-        patience=patience(config, task.obs_size, factor),
+        patience=patience(config, task.obs_size, effort),
         max_epochs=epochs,
-        termination_batches=round(factor * config.terminator.batches),
+        termination_batches=round(effort * config.terminator.batches),
         num_rounds=max(1, rounds),
     )
+
+
+def _fit_batches_and_epochs(config: Config, task: Task, num_rows: int, steps: int, effort: float) -> tuple[int, int]:
+    """Minibatches of an epoch, and how many epochs there are at most."""
+    fit = config.fit
+    if fit.batches_per_step is not None:
+        return fit.batches_per_epoch, max(1, round(effort * steps * fit.batches_per_step / fit.batches_per_epoch))
+    num_training = replays.num_training(num_rows, fit.held_out_every)
+    batches = min(fit.batches_per_epoch, max(1, num_training // fit.batch_size))
+    epochs = max_epochs(config, task.obs_size, effort)
+    if fit.batches_factor is not None:
+        epochs = min(epochs, round(fit.batches_factor * epochs / batches))
+    return batches, epochs
 
 
 # -- the three programs: arrays have a leading seed axis ---------------------------------------------------
@@ -154,7 +167,8 @@ def fit_model(
         world = jax.vmap(lambda w, r: _with_statistics(config, w, r, budget.num_rows))(state.world, replay)
         metrics: dict[str, Array] = {}
         if config.has_model:
-            world, metrics = fits.fit(config, budget, replay, world, key_fit)
+            fit_members = early_stopping.fit if config.fit.batches_per_step is None else model_fit.fit
+            world, metrics = fit_members(config, budget, replay, world, key_fit)
         if world.termination_model is not None:
             fit_ends = jax.vmap(lambda *seed: fit_termination_model(config.terminator, budget, *seed))
             known = (world.termination_model, world.obs_normalizer, world.end_rewards)

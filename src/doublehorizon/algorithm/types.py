@@ -57,6 +57,8 @@ class Budget(eqx.Module):
 
     num_rows: int
     """Transitions stored in each replay."""
+    num_new: int
+    """Those of them that no fit has seen."""
     fit_batches: int
     """Minibatches of an epoch of the model's fit."""
     patience: int

@@ -119,7 +119,8 @@ def refitted(loaded: LoadedSeed, num_rows: int) -> WorldModel:
         raise UserError(f"a fit to {num_rows} rows was asked for, but the run has {loaded.num_rows}.")
     config, task = loaded.config, loaded.task
     num_rows -= num_rows % config.fit.held_out_every
-    budget = agent.iteration_budget(config, task, num_rows, num_rows, first=True).traced()
+    effort = 1.0 if config.fit.batches_per_step is not None else config.fit.first_effort or 5.0
+    budget = agent.iteration_budget(config, task, num_rows, num_rows, effort).traced()
     state = jax.tree.map(lambda x: x[None], agent.initial_state(config, task, jnp.asarray(loaded.seed)))
     replay: ReplayBuffer = jax.tree.map(lambda x: x[None], loaded.replay)
     fitted, _ = agent.fit_model(config, budget, replay, state)

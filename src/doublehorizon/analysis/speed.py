@@ -136,7 +136,7 @@ class Bench:
 
     def budget(self, epochs: int = 1, rounds: int = 1) -> Budget:
         """Epochs of full size, none of them the last for want of improvement."""
-        planned = agent.iteration_budget(self.config, self.task, self.num_rows, STEPS, first=False)
+        planned = agent.iteration_budget(self.config, self.task, self.num_rows, STEPS)
         return replace(planned, patience=10**6, max_epochs=epochs, num_rounds=rounds).traced()
 
 
@@ -279,7 +279,7 @@ def _store(bench: Bench) -> Part:
 def _iteration(bench: Bench, fit: Callable, improve: Callable, parts: dict[str, Part]) -> dict[str, Any]:
     """An iteration's learning with a fit that runs to its cap; computed from the parts where it takes minutes."""
     config, task = bench.config, bench.task
-    planned = agent.iteration_budget(config, task, bench.num_rows, STEPS, first=False)
+    planned = agent.iteration_budget(config, task, bench.num_rows, STEPS)
     epochs, rounds = planned.max_epochs, planned.num_rounds
     critic_only = round(STEPS * config.policy.critic_only_share)
     learning = (

@@ -16,7 +16,7 @@ from doublehorizon import __version__
 from doublehorizon.algorithm.devices import Devices, find_devices, place
 from doublehorizon.algorithm.replay_buffer import ReplayBuffer
 from doublehorizon.atomic_files import digest, existing_folder
-from doublehorizon.config import Config, steps_per_iteration
+from doublehorizon.config import Config
 from doublehorizon.config_json import from_run
 from doublehorizon.envs.make import EnvSpec, Termination
 from doublehorizon.errors import UserError
@@ -34,6 +34,7 @@ from doublehorizon.run.progress import (
 )
 from doublehorizon.run.replay_files import Archived, DamageError
 from doublehorizon.run.run_state import decode
+from doublehorizon.schedule import steps_per_iteration
 
 _WRONG = (LookupError, TypeError, ValueError, AttributeError, OverflowError, UserError)
 _SAME = ("obs_size", "act_size", "time_limit", "action_repeat", "action_low", "action_high", "layout")

@@ -17,11 +17,12 @@ from doublehorizon.algorithm.agent import AgentState
 from doublehorizon.algorithm.devices import Devices, find_devices, over_seeds
 from doublehorizon.algorithm.replay_buffer import ReplayBuffer
 from doublehorizon.algorithm.types import Task, Transition
-from doublehorizon.config import Config, seed_iterations, steps_per_iteration, steps_per_turn
+from doublehorizon.config import Config
 from doublehorizon.envs.make import EnvSpec
 from doublehorizon.run.prior_knowledge import PriorKnowledge, make_task, try_functions
 from doublehorizon.run.replay_files import Archived
 from doublehorizon.run.run_state import RunState
+from doublehorizon.schedule import first_effort, seed_iterations, steps_per_iteration, steps_per_turn
 from doublehorizon.signals import unstoppable
 
 _FEWEST_ITERATIONS = 8  # for which a replay has room
@@ -55,6 +56,11 @@ class RunSetup:
     def first_fit(self) -> int:
         """The iteration at whose end the first fit happens; 0 where recorded transitions are enough."""
         return seed_iterations(self.config, self.spec.time_limit, self.prior_rows > 0)
+
+    @property
+    def first_effort(self) -> float:
+        """Factor on the work of the first iteration that learns."""
+        return first_effort(self.config, self.spec.time_limit)
 
     def stored_at(self, iteration: int) -> int:
         """How many transitions had been stored at the end of that iteration."""
@@ -183,7 +189,7 @@ class Programs:
         config, task, steps = progress.config, progress.task, progress.setup.turn_steps
         # only their shapes count: `store` may already have reused the memory of these arrays
         state, replay, devices = progress.agent, progress.replay, progress.setup.devices
-        budget = agent.iteration_budget(config, task, steps, steps, first=True).traced()
+        budget = agent.iteration_budget(config, task, steps, steps).traced()
         self.fit = agent.fit_model.in_background(devices, config, budget, replay, state)
         self.improve = agent.improve_policy.in_background(devices, config, task, steps, budget, replay, state)
 

@@ -69,7 +69,8 @@ def learn(progress: Progress, clock: Clock, view: View) -> SeedMetrics:
 
 def _attempt(progress: Progress, state: AgentState, clock: Clock, view: View) -> tuple[AgentState, SeedMetrics]:
     config, task, steps, replay = progress.config, progress.task, progress.setup.turn_steps, progress.replay
-    budget = agent.iteration_budget(config, task, progress.num_rows, steps, first=progress.policies is None)
+    effort = progress.setup.first_effort if progress.policies is None else None
+    budget = agent.iteration_budget(config, task, progress.num_rows, steps, effort)
     programs = progress.machinery.programs
     if programs is None:
         raise RuntimeError("no compiled programs: train() makes them")

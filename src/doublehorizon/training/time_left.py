@@ -26,7 +26,7 @@ def seconds_left(
     other = seconds["time/collect_seconds"] + (0.0 if work > 0 else seconds["time/fit_seconds"])
     total = 0.0
     for rows in num_rows:
-        planned = iteration_budget(config, task, min(rows, config.loop.replay_capacity), steps, first=False)
+        planned = iteration_budget(config, task, min(rows, config.loop.replay_capacity), steps)
         total += fit * planned.max_epochs * _epoch_work(config, planned)
         total += improve * _policy_work(config, steps, planned) + other
     return total
@@ -34,6 +34,8 @@ def seconds_left(
 
 def _epoch_work(config: Config, budget: Budget) -> float:
     """In forward passes over a minibatch: a gradient is worth three."""
+    if config.fit.batches_per_step is not None:
+        return 3.0 * budget.fit_batches
     held_out = budget.num_rows // config.fit.held_out_every
     chunks = min(config.fit.batches_per_epoch, -(-held_out // config.fit.batch_size))
     return 3.0 * budget.fit_batches + chunks

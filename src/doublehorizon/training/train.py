@@ -213,7 +213,8 @@ def _show_progress(progress: Progress, metrics: SeedMetrics | None, laps: dict[s
         view.advance(progress.step, progress.iteration)
         return
     last = -(-progress.goal // (steps * setup.spec.action_repeat))
-    budget = agent.iteration_budget(setup.config, progress.task, progress.num_rows, steps, first=learnt == 0)
+    effort = setup.first_effort if learnt == 0 else None
+    budget = agent.iteration_budget(setup.config, progress.task, progress.num_rows, steps, effort)
     done = (budget, float(np.mean(metrics.get("model/epochs", 0.0))), laps)
     rows = [setup.stored_at(i) for i in range(progress.iteration + 1, last + 1)]
     left = seconds_left(setup.config, progress.task, steps, rows, done)

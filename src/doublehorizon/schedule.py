@@ -1,0 +1,53 @@
+"""What follows from a config and the environment: how many steps an iteration has, how long a fit may last."""
+
+import math
+
+from doublehorizon.config import Config, steps_multiple
+
+
+def steps_per_iteration(config: Config, time_limit: int) -> int:
+    """L, the agent steps between two fits."""
+    if config.loop.steps_per_iteration is not None:
+        return config.loop.steps_per_iteration
+    return _usual_steps(config, time_limit)
+
+
+def steps_per_turn(config: Config, time_limit: int) -> int:
+    """Agent steps between two looks at what was collected."""
+    return config.loop.steps_per_turn or steps_per_iteration(config, time_limit)
+
+
+def seed_iterations(config: Config, time_limit: int, has_data: bool = False) -> int:
+    """Iterations of random actions before the first fit; none where there are transitions to learn from."""
+    if has_data:
+        return 0
+    if config.loop.seed_iterations is not None:
+        return config.loop.seed_iterations
+    return math.ceil(5 * _usual_steps(config, time_limit) / steps_per_iteration(config, time_limit))
+
+
+def random_steps(config: Config, time_limit: int, has_data: bool) -> int:
+    """Agent steps with random actions before the first fit."""
+    return seed_iterations(config, time_limit, has_data) * steps_per_iteration(config, time_limit)
+
+
+def first_effort(config: Config, time_limit: int) -> float:
+    """Factor on the work of the first iteration that learns. With transitions from a file it is what it would have been
+    without."""
+    return config.fit.first_effort or float(max(1, seed_iterations(config, time_limit)))
+
+
+def patience(config: Config, obs_size: int, factor: float = 1.0) -> int:
+    """Epochs without improvement after which a fit stops, `factor` times as many as usual."""
+    return int(factor * config.fit.base_epochs * math.log(obs_size + 1))
+
+
+def max_epochs(config: Config, obs_size: int, factor: float = 1.0) -> int:
+    """Epochs after which a fit stops in any case."""
+    return int(factor * config.fit.max_epochs_factor * config.fit.base_epochs * math.log(obs_size + 1))
+
+
+def _usual_steps(config: Config, time_limit: int) -> int:
+    """Those of an episode, within 200..1000, and rounded."""
+    multiple = steps_multiple(config)
+    return max(1, round(min(max(time_limit, 200), 1000) / multiple)) * multiple
