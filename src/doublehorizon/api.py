@@ -26,7 +26,7 @@ from doublehorizon.run.prior_knowledge import PriorKnowledge
 from doublehorizon.run.progress import Progress, begin, capacity_for, extend
 from doublehorizon.run.replay_files import Archived
 from doublehorizon.run.trackers import Tracker
-from doublehorizon.schedule import random_steps
+from doublehorizon.schedule import random_steps, steps_per_iteration
 from doublehorizon.signals import stoppable
 from doublehorizon.training.live_view import View, introduction
 from doublehorizon.training.train import CallbackLike, train
