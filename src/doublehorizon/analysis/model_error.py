@@ -91,11 +91,14 @@ def _predict(world: WorldModel, rows: Transition) -> tuple[Float[Array, "rows ta
 
 
 def split(loaded: LoadedSeed, num_rows: int, most: int) -> dict[str, Transition]:
-    """Rows that fits learn from and held-out rows, among the first `num_rows`; evenly spread, `most` of each."""
+    """Rows that fits learn from and held-out rows, if there are any, among the first `num_rows`; evenly spread, `most`
+    of each."""
 
     def spread(available: int) -> Int[Array, " n"]:
         return jnp.asarray(np.unique(np.linspace(0, available - 1, min(available, most)).round().astype(np.int32)))
 
+    if loaded.config.fit.batches_per_step is not None:  # nothing is held out
+        return {"training": replays.take(loaded.replay, spread(num_rows))[0]}
     every = loaded.config.fit.held_out_every
     training = replays.training_rows(loaded.replay, spread(replays.num_training(num_rows, every)))
     held_out = replays.validation_rows(loaded.replay, spread(num_rows // every))

@@ -26,6 +26,7 @@ COMMANDS = {
     "export": "write a policy as ONNX or NumPy, for machines without this package",
     "list": "list tasks that are known here, or runs in a folder",
     "bench": "measure how fast the algorithm runs on this machine",
+    "bench-model": "measure how well ways of fitting predict what comes next in a stored run",
     "completion": "print a script for the shell, which then completes commands and options",
 }
 

@@ -176,7 +176,8 @@ def _words(found: dict[int, Found]) -> str:
                 f"within its own intervals {inside}"
             )
         each = ["reward", *(f"o{i}" for i in range(len(next(iter(one.accuracy.values())).rmse) - 1))]
-        worst = sorted(zip(one.accuracy["held out"].relative, each, strict=True), reverse=True)[:5]
+        shown = one.accuracy.get("held out", one.accuracy["training"])
+        worst = sorted(zip(shown.relative, each, strict=True), reverse=True)[:5]
         lines.append("  hardest to predict: " + ", ".join(f"{name} {value:.3f}" for value, name in worst))
         loop = one.open_loop
         picked = sorted({0, 1, 4, 9, 19, len(loop.error) - 1} & set(range(len(loop.error))))

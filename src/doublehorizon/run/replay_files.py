@@ -91,6 +91,23 @@ def read(folder: Path, archived: Archived, num_rows: int) -> ReplayArrays:
         raise DamageError(f"the files in {folder} do not fit together: {problem}") from problem
 
 
+def read_first(folder: Path, num_rows: int) -> ReplayArrays:
+    """The first `num_rows` rows, or all that there are, of a run that may still be going on."""
+    paths = sorted(path for path in folder.glob("*.safetensors") if path.stem.isdecimal())
+    if not paths:
+        raise DamageError(f"there are no rows in {folder}")
+    parts: list[ReplayArrays] = []
+    for path in paths:
+        try:
+            parts.append(load(path.read_bytes()))
+        except (SafetensorError, ValueError, TypeError) as problem:
+            raise DamageError(f"{path} cannot be read: {problem}") from problem
+        if int(path.stem) >= num_rows:
+            break
+    names = set(parts[0]) - {"begin", "previous", "held_out"}
+    return {name: np.concatenate([part[name] for part in parts], axis=1)[:, :num_rows] for name in names}
+
+
 def forget(folder: Path, before: int) -> None:
     """Removes files all of whose rows have numbers below `before`."""
     for path in folder.glob("*.safetensors"):
