@@ -29,6 +29,9 @@ class Signs(NamedTuple):
     """The largest imagined reward per step, by the largest real one."""
 
 
+_MAY_BE_UNKNOWN = ("termination/", "model/validation", "model/member")
+"""There may have been no end at all, and no steps after the last fit."""
+
 _MEANINGS = (
     ("the largest parameter is {}", _MOST_PARAMETER),
     ("imagined observations are up to {} times as far from the mean as real ones", _MOST_TIMES_REAL),
@@ -52,7 +55,7 @@ def signs_of_divergence(
         signs += [
             f"{name} is {value[k]:.3g}"
             for name, value in sorted(metrics.items())
-            if not name.startswith("termination/") and not np.isfinite(value[k])  # there may have been no end at all
+            if not name.startswith(_MAY_BE_UNKNOWN) and not np.isfinite(value[k])
         ]
         lines.append("; ".join(signs))
     return lines

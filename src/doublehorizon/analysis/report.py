@@ -17,7 +17,7 @@ from doublehorizon.errors import UserError
 from doublehorizon.run.run_reader import Run, read_rows, read_run
 
 _MODEL = {
-    "model/validation_rmse": "model error on held-out steps (RMSE, normalised)",
+    "model/validation_rmse": "model error on steps it was not fitted to (RMSE, normalised)",
     "model/epochs": "epochs of each fit",
     "train/ent_coef": "temperature",
     "train/critic_loss": "critic loss",

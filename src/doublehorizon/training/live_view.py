@@ -1,5 +1,6 @@
 """The live view of a run: a panel on a terminal or in a notebook, plain lines elsewhere, nothing if quiet."""
 
+import math
 import time
 import warnings
 from importlib import import_module
@@ -123,9 +124,8 @@ class View:
         if self._news:
             self._spinner.update(text=self._news)
             parts.append(self._spinner)
-        figures = "   ".join(
-            f"{name} {self._figures[key]:.3g}" for key, name in _FIGURES.items() if key in self._figures
-        )
+        known = {key: value for key, value in self._figures.items() if math.isfinite(value)}
+        figures = "   ".join(f"{name} {known[key]:.3g}" for key, name in _FIGURES.items() if key in known)
         if figures:
             parts.append(Text(figures, style="dim"))
         if self._returns:
