@@ -312,7 +312,7 @@ TABLES["algorithm/model_fit.py"] = (
         ("optax.scale(-config.fit.learning_rate)", "optax.scale(config.fit.learning_rate)"),
         ("fori_loop(0, budget.max_epochs, epoch, carry)", "fori_loop(0, 1, epoch, carry)"),
         ("fori_loop(0, budget.fit_batches, minibatch, carry)", "fori_loop(0, 1, minibatch, carry)"),
-        ("draw_rows, carry, jr.fold_in(key, i))", "draw_rows, carry, jr.fold_in(key, 0))"),
+        ("noise, carry, jr.fold_in(key, i))", "noise, carry, jr.fold_in(key, 0))"),
         ("round(config.fit.recent_share * uniform.shape[-1])", "round(config.fit.recent_share)"),
         ("budget.num_rows / _RECENT, budget.num_rows)", "budget.num_rows, budget.num_rows / _RECENT)"),
         ("return (replay.position - 1 - age) % budget.num_rows", "return age"),

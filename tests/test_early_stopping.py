@@ -96,15 +96,15 @@ def test_seeds_stop_one_by_one_and_keep_their_places(monkeypatch, epochs, side_b
     # in place of an epoch: count, and stop at the seed's own limit, which is hidden in its data
     def epoch(config, budget, data, state):
         del config, budget
-        error = state.best_error + data.training.reward_noise
+        error = state.best_error + data.reward_noise
         new = eqx.tree_at(lambda s: (s.epoch, s.best_error), state, (state.epoch + 1, error))
-        return eqx.tree_at(lambda s: s.active, new, state.active & (new.epoch < data.training.reward_noise))
+        return eqx.tree_at(lambda s: s.active, new, state.active & (new.epoch < data.reward_noise))
 
     num_seeds = len(epochs)
     replay, world = problem(num_seeds)
     some = limits(1, 1)
     data = jax.vmap(lambda r, w: fits._prepare(TINY, some, r, w, jr.key(0)))(replay, world)
-    data = eqx.tree_at(lambda d: d.training.reward_noise, data, jnp.asarray(epochs, jnp.float32))
+    data = eqx.tree_at(lambda d: d.reward_noise, data, jnp.asarray(epochs, jnp.float32))
     state = jax.vmap(lambda d, w: fits._begin(TINY, some, d, w.members, jr.key(0)))(data, world)
     state = eqx.tree_at(lambda s: s.best_error, state, jnp.zeros(num_seeds))
     monkeypatch.setattr(fits, "_epoch", epoch)
@@ -129,18 +129,18 @@ def numbered(capacity: int, num_rows: int) -> tuple:
 
 def test_held_out_rows_are_validated_on_and_never_trained_on():
     replay, data, held_out = numbered(100, 100)
-    trained, validated = (np.asarray(x.inputs[:, 0]).astype(int) for x in (data.training.examples, data.validation))
+    trained, validated = (np.asarray(x.inputs[:, 0]).astype(int) for x in (data.training, data.validation))
     assert set(trained) == set(range(100)) - set(held_out) and set(validated) == set(held_out)
-    np.testing.assert_array_equal(data.training.weight, replay.weight[trained])  # rows keep their weights
-    np.testing.assert_array_equal(data.training.examples.target[:, 0], trained)  # and their rewards
+    np.testing.assert_array_equal(data.weight, replay.weight[trained])  # rows keep their weights
+    np.testing.assert_array_equal(data.training.target[:, 0], trained)  # and their rewards
 
 
 def test_minibatches_are_drawn_from_all_stored_rows_and_no_others(monkeypatch):
     *_, data, held_out = numbered(200, 50)
     drawn = []
 
-    def train_epoch(config, budget, data, draw_rows, carry, key):
-        batches = jax.vmap(lambda key: _draw(config, data, draw_rows, key))(jr.split(key, 100))
+    def train_epoch(config, budget, draw_examples, reward_noise, carry, key):
+        batches = jax.vmap(lambda key: _draw(config, draw_examples, reward_noise, key))(jr.split(key, 100))
         drawn.append(batches)
         return carry
 

@@ -52,11 +52,10 @@ def test_weights_decide_how_much_a_row_counts():
     replay, world = jax.tree.map(lambda x: x[0], problem(1))
     members = world.members
     opt_state = fits.begin_optimizer(TINY, members)
-    weight = jnp.ones((200, 2)).at[:, 0].set(0.0)
-    data = fits.TrainingData(fits.as_examples(TINY, world, replay.rows), weight, jnp.zeros(()))
-    batch = jax.tree.map(
-        lambda x: x[0], fits._draw(TINY, data, lambda key, shape: jr.randint(key, shape, 0, 200), jr.key(5))
-    )
+    examples = jax.tree.map(lambda x: x[:32].reshape(2, 16, -1), fits.as_examples(TINY, world, replay.rows))
+    weight = jnp.ones((2, 16, 2)).at[..., 0].set(0.0)
+    batches = fits._draw(TINY, lambda key, shape: (examples, weight), jnp.zeros(()), jr.key(5))
+    batch = jax.tree.map(lambda x: x[0], batches)
     stepped, _ = fits._gradient_step(TINY, members, opt_state, batch)
     change = jax.tree.map(lambda a, b: a - b, stepped, members)
     first, second = (jax.tree.map(lambda x, m=m: x[m], change) for m in (0, 1))
@@ -148,10 +147,10 @@ def test_a_little_fit_has_as_many_minibatches_as_planned(monkeypatch):
 
 
 def test_each_epoch_has_rows_of_its_own(monkeypatch):
-    def first_rows(config, budget, data, draw_rows, carry, key):
-        del config, budget, data
+    def first_rows(config, budget, draw_examples, reward_noise, carry, key):
+        del config, budget, reward_noise
         members, opt_state = carry
-        total = members.log_noise + jnp.sum(draw_rows(key, (1, 4)))
+        total = members.log_noise + jnp.sum(draw_examples(key, (1, 4))[0].inputs)
         return eqx.tree_at(lambda m: m.log_noise, members, total), opt_state
 
     monkeypatch.setattr(fits, "train_epoch", first_rows)

@@ -17,7 +17,6 @@ from doublehorizon.algorithm import replay_buffer as replays
 from doublehorizon.algorithm.kernels import on_gpu
 from doublehorizon.algorithm.model_fit import (
     Examples,
-    TrainingData,
     as_examples,
     begin_optimizer,
     ensemble_score,
@@ -36,8 +35,10 @@ from doublehorizon.config import Config
 class FitData(eqx.Module):
     """Real experience as the fit sees it; the validation rows are the same in every epoch (a paired test)."""
 
-    training: TrainingData
+    training: Examples
+    weight: Float[Array, "rows member"]
     validation: Examples
+    reward_noise: Float[Array, ""]
 
 
 class FitState(eqx.Module):
@@ -109,8 +110,8 @@ def _prepare(config: Config, budget: Budget, replay: ReplayBuffer, world: WorldM
     size = config.fit.batches_per_epoch * config.fit.batch_size
     which = spread_out(jr.uniform(key, (size,)), budget.num_rows // config.fit.held_out_every)
     held_out, _ = replays.take(replay, replays.validation_rows(replay, which))
-    training = TrainingData(as_examples(config, world, rows), weight, reward_noise(config, world))
-    return FitData(training, as_examples(config, world, held_out))
+    training, validation = (as_examples(config, world, some) for some in (rows, held_out))
+    return FitData(training, weight, validation, reward_noise(config, world))
 
 
 def spread_out(uniform: Float[Array, " size"], available: int | Int[Array, ""]) -> Int[Array, " size"]:
@@ -156,11 +157,12 @@ def _epoch(config: Config, budget: Budget, data: FitData, state: FitState) -> Fi
     key, key_batches = jr.split(state.key)
     num_training = replays.num_training(budget.num_rows, config.fit.held_out_every)
 
-    def draw_rows(key: PRNGKeyArray, shape: tuple[int, ...]) -> Int[Array, "..."]:
-        return jr.randint(key, shape, 0, num_training)
+    def draw_examples(key: PRNGKeyArray, shape: tuple[int, int]) -> tuple[Examples, Float[Array, "..."]]:
+        which = jr.randint(key, shape, 0, num_training)
+        return jax.tree.map(lambda x: x[which], data.training), data.weight[which]
 
     carry = (state.members, state.opt_state)
-    members, opt_state = train_epoch(config, budget, data.training, draw_rows, carry, key_batches)
+    members, opt_state = train_epoch(config, budget, draw_examples, data.reward_noise, carry, key_batches)
     score, error = _validate(config, budget, data.validation, members)
     p = improvement_p(score, state.best_score, _num_validation(config, budget))
     accepted = p < config.fit.accept_p

@@ -29,13 +29,9 @@ class Examples(eqx.Module):
     has_reward: Float[Array, "*lead"] | None = None
 
 
-class TrainingData(eqx.Module):
-    """The rows a fit draws its minibatches from, how much each counts for each member (None: all the same), and the
-    noise on rewards."""
-
-    examples: Examples
-    weight: Float[Array, "rows member"] | None
-    reward_noise: Float[Array, ""]
+DrawExamples = Callable[[PRNGKeyArray, tuple[int, int]], tuple[Examples, Float[Array, "..."] | None]]
+"""From a key and a shape, batches and rows, to examples of that shape, and to how much each counts for each member, if
+not the same."""
 
 
 def fit(
@@ -45,17 +41,19 @@ def fit(
     leading seed axis; the keys are consumed."""
 
     def one_seed(replay: ReplayBuffer, world: WorldModel, key: PRNGKeyArray) -> tuple[Dynamics, dict]:
-        data = TrainingData(as_examples(config, world, replay.rows), None, reward_noise(config, world))
-        carry = (world.members, begin_optimizer(config, world.members))
+        noise = reward_noise(config, world)
 
-        def draw_rows(key: PRNGKeyArray, shape: tuple[int, ...]) -> Int[Array, "..."]:
-            return _rows_by_age(config, budget, replay, jr.uniform(key, shape))
+        def draw_examples(key: PRNGKeyArray, shape: tuple[int, int]) -> tuple[Examples, None]:
+            which = _rows_by_age(config, budget, replay, jr.uniform(key, shape))
+            rows = jax.tree.map(lambda x: x[which.ravel()], replay.rows)
+            return jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), as_examples(config, world, rows)), None
 
         def epoch(i: Int[Array, ""], carry: tuple) -> tuple:
-            return train_epoch(config, budget, data, draw_rows, carry, jr.fold_in(key, i))
+            return train_epoch(config, budget, draw_examples, noise, carry, jr.fold_in(key, i))
 
+        carry = (world.members, begin_optimizer(config, world.members))
         members, _ = jax.lax.fori_loop(0, budget.max_epochs, epoch, carry)
-        return members, _next_rows_error(config, budget, replay, world, data.examples)
+        return members, _next_rows_error(config, budget, replay, world)
 
     members, metrics = jax.vmap(one_seed)(replay, world, key)
     metrics = {"model/epochs": jnp.full(key.shape, budget.max_epochs)} | metrics
@@ -74,12 +72,13 @@ def _rows_by_age(
 
 
 def _next_rows_error(
-    config: Config, budget: Budget, replay: ReplayBuffer, world: WorldModel, examples: Examples
+    config: Config, budget: Budget, replay: ReplayBuffer, world: WorldModel
 ) -> dict[str, Float[Array, ""]]:
     """How well the model predicts what came after its last fit, at most a minibatch of it, before it is trained on
     that. Not a number in the first fit."""
     ages = jnp.arange(config.fit.batch_size)
-    newest = jax.tree.map(lambda x: x[(replay.position - 1 - ages) % budget.num_rows], examples)
+    rows = jax.tree.map(lambda x: x[(replay.position - 1 - ages) % budget.num_rows], replay.rows)
+    newest = as_examples(config, world, rows)
     mean, log_noise = eqx.filter_vmap(lambda m, x: m(x))(world.members, for_each_member(world.members, newest.inputs))
     score = row_totals(ensemble_score(mean, log_noise, newest.target), newest.has_reward)
 
@@ -123,13 +122,13 @@ class Minibatches(eqx.Module):
 def train_epoch(
     config: Config,
     budget: Budget,
-    data: TrainingData,
-    draw_rows: Callable[[PRNGKeyArray, tuple[int, ...]], Int[Array, "..."]],
+    draw_examples: DrawExamples,
+    reward_noise: Float[Array, ""],
     carry: tuple[Dynamics, optax.OptState],
     key: PRNGKeyArray,
 ) -> tuple[Dynamics, optax.OptState]:
-    """An epoch's minibatches. `draw_rows(key, shape)` says which rows they have; the key is consumed."""
-    batches = _draw(config, data, draw_rows, key)
+    """An epoch's minibatches. The key is consumed."""
+    batches = _draw(config, draw_examples, reward_noise, key)
 
     def minibatch(i: Int[Array, ""], carry: tuple) -> tuple:
         members, opt_state = carry
@@ -139,20 +138,17 @@ def train_epoch(
 
 
 def _draw(
-    config: Config,
-    data: TrainingData,
-    draw_rows: Callable[[PRNGKeyArray, tuple[int, ...]], Int[Array, "..."]],
-    key: PRNGKeyArray,
+    config: Config, draw_examples: DrawExamples, reward_noise: Float[Array, ""], key: PRNGKeyArray
 ) -> Minibatches:
     """All minibatches of an epoch at once: on a GPU a small draw costs as much as a large one."""
     key_rows, key_noise, key_dropout = jr.split(key, 3)
     shape, num_members = (config.fit.batches_per_epoch, config.fit.batch_size), config.model.members
-    which = draw_rows(key_rows, shape)
+    examples, weight = draw_examples(key_rows, shape)
     lead = (shape[0], num_members, shape[1])
     return Minibatches(
-        jax.tree.map(lambda x: x[which], data.examples),
-        None if data.weight is None else data.weight[which],
-        data.reward_noise * jr.normal(key_noise, lead),
+        examples,
+        weight,
+        reward_noise * jr.normal(key_noise, lead),
         dropout_seeds(shape[0] * num_members * shape[1], key_dropout).reshape(lead),
     )
 

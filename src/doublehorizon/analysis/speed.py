@@ -171,8 +171,11 @@ def measure(bench: Bench, devices: Devices, say: Callable[[str], None], profiled
     fit = agent.fit_model.in_background(devices, config, budget, *data)
     improve = agent.improve_policy.in_background(devices, config, task, STEPS, budget, *data)
 
-    batches, held_out = int(budget.fit_batches), bench.num_rows // config.fit.held_out_every
-    held_out = min(held_out, config.fit.batches_per_epoch * config.fit.batch_size)
+    batches, held_out = int(budget.fit_batches), 0
+    if config.fit.batches_per_step is None:
+        held_out = min(
+            bench.num_rows // config.fit.held_out_every, config.fit.batches_per_epoch * config.fit.batch_size
+        )
     programs = {name: background.result() for name, background in waiting.items()}
     fit, improve = fit.result(), improve.result()
     parts = {}
