@@ -11,6 +11,7 @@ from scipy import stats
 from doublehorizon.analysis import replay_forward as forward
 from doublehorizon.analysis.replay_forward import Plan, Rows, read_rows, replay_forward
 from doublehorizon.cli import _status
+from doublehorizon.cli.bench_model import _tried
 from doublehorizon.config_json import changed
 from doublehorizon.errors import UserError
 from doublehorizon.presets import PRESETS
@@ -134,6 +135,15 @@ def test_what_cannot_be_measured_is_told(run, tmp_path, capsys):
     for text in ("fit.size=3", "fit.batch_size", "nothing=1"):
         assert _status(["bench-model", str(run), "--try", text]) == 2
         assert f"--try has '{text}', but NAME=VALUE is needed" in capsys.readouterr().err
+
+
+def test_values_are_written_as_in_json_or_python():
+    text = "model.dropout=[0.1,0.2,0.3] fit.batches_factor=None fit.learning_rate=2e-3 model.noise=state"
+    config = _tried("light", text)
+    assert config.model.dropout == (0.1, 0.2, 0.3) and config.fit.batches_factor is None
+    assert config.fit.learning_rate == 2e-3 and config.model.noise == "state"
+    assert _tried("light", "fit.batches_factor=null").fit.batches_factor is None
+    assert config.critic == PRESETS["light"].critic
 
 
 def test_the_command_prints_and_draws(tmp_path, capsys, monkeypatch):

@@ -20,7 +20,7 @@ dhmbpo = Config()
 
 quick = Config(
     model=ModelConfig(members=4, width=128, noise="state"),
-    fit=FitConfig(batch_size=256, base_epochs=30.0, first_effort=2.0, accept_p=1.0, keep_p=1.0),
+    fit=FitConfig(batch_size=256, batches_per_step=2.0, recent_share=0.5),
     critic=CriticConfig(width=128),
     policy=PolicyConfig(width=128, batch_size=64, ring_capacity=12_800, states_per_refresh=1280),
     loop=LoopConfig(steps_per_iteration=200, seed_iterations=2, first_actions="held", random_episodes=True),

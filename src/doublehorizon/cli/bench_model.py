@@ -1,5 +1,6 @@
 """`doublehorizon bench-model`."""
 
+import ast
 import dataclasses
 import json
 from dataclasses import dataclass
@@ -88,11 +89,17 @@ def _tried(name: str, text: str) -> Config:
         fields = getattr(getattr(PRESETS[name], group, None), "__dataclass_fields__", {}) if inner else ()
         if not equals or (inner or group) not in (fields or PRESETS[name].__dataclass_fields__):
             raise UserError(f"--try has {part!r}, but NAME=VALUE is needed, with a name such as fit.batch_size.")
-        try:
-            values[key] = json.loads(value.lower() if value in ("None", "True", "False") else value)
-        except json.JSONDecodeError:
-            values[key] = None if value == "None" else value
+        values[key] = _value(value)
     return changed(PRESETS[name], values)
+
+
+def _value(text: str) -> Any:
+    """A value of the config as it is written in JSON or Python; a word stands for itself."""
+    try:
+        found = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return {"null": None, "true": True, "false": False}.get(text, text)
+    return tuple(found) if isinstance(found, list) else found
 
 
 def _measure(options: BenchModel, configs: dict[str, Config]) -> dict[str, dict[str, "Score"]]:
