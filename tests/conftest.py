@@ -14,6 +14,17 @@ jax.config.update(
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 jax.config.update("jax_disable_most_optimizations", True)  # nearly all of a test's time is compilation
 
+# each file is one worker's: the longest ones begin first, so that none is left over at the end
+LONGEST_FIRST = ("kills", "cli", "agent", "any_env", "divergence", "checkpoints", "analyses", "observation_spaces")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def place(item: pytest.Item) -> int:
+        name = item.path.stem.removeprefix("test_")
+        return LONGEST_FIRST.index(name) if name in LONGEST_FIRST else len(LONGEST_FIRST)
+
+    items.sort(key=place)
+
 
 @pytest.fixture
 def run_folder(tmp_path: Path) -> Path:
