@@ -128,6 +128,8 @@ def test_transitions_come_from_a_run_or_a_file(run, tmp_path):
 def test_what_cannot_be_measured_is_told(run, tmp_path, capsys):
     with pytest.raises(UserError, match="there are 205 transitions, but --last 300 needs 305"):
         replay_forward(LITTLE, linear_rows(), Plan(100, 140, 300), 0)
+    with pytest.raises(UserError, match="--first is 101 and --last 200, but multiples of 5 are needed"):
+        replay_forward(LITTLE, linear_rows(), Plan(101, 140, 200), 0)
     with pytest.raises(UserError, match="leave nothing to ask about"):
         replay_forward(LITTLE, linear_rows(), Plan(100, 190, 200), 0)
     with pytest.raises(UserError, match="holds no transitions that can be read"):

@@ -52,7 +52,8 @@ class Score:
     reward_rmse: float
     """Of single members, for the reward alone."""
     open_loop_rmse: float
-    """Of single members after five steps of real actions, in units of the observations' spread."""
+    """Of single members after five steps of real actions, in units of the observations' spread; not a number if all
+    episodes are shorter."""
     member_nll: float
     """Negative log-likelihood under single members."""
     ensemble_nll: float
@@ -71,29 +72,28 @@ class Score:
 def replay_forward(config: Config, rows: Rows, plan: Plan, seed: int, tick: Callable[[], None] = lambda: None) -> Score:
     """Fits and asks by turns; `tick` is called after each fit."""
     steps = steps_per_iteration(config, _TIME_LIMIT)
-    _check(plan, steps, len(rows["reward"]))
+    _check(plan, steps, config.fit.held_out_every, len(rows["reward"]))
     task = Task(rows["obs"].shape[1], rows["act"].shape[1], None)
     unit = np.std(_targets(rows)[: plan.last], axis=0)
     unit = jnp.asarray(np.where(unit > 0, unit, 1.0), jnp.float32)
     fitting = _Fitting(config, task, plan, steps, seed)
-    answers, seconds, minibatches = [], 0.0, 0
+    answers, off, seconds, minibatches = [], [], 0.0, 0
     for end in _ends(plan, steps):
         world, took, count = fitting.advance(rows, end)
         if end >= plan.scored_from:
             answer, open_loop = _ask(world, _part(rows, end, steps + _OPEN_LOOP), unit)
             linked = _linked(rows, end, steps)
-            answers.append(
-                {name: float(value) for name, value in answer.items()}
-                | {"open_loop": float(np.mean(np.asarray(open_loop)[linked])) if linked.any() else np.nan}
-            )
+            answers.append({name: float(value) for name, value in answer.items()})
+            off.append(np.asarray(open_loop)[linked])
             seconds, minibatches = seconds + took, minibatches + count
         tick()
-    mean = {name: float(np.nanmean([answer[name] for answer in answers])) for name in answers[0]}
+    mean = {name: float(np.mean([answer[name] for answer in answers])) for name in answers[0]}
+    open_loops = np.concatenate(off)
     return Score(
         member_rmse=mean["member"] ** 0.5,
         mean_rmse=mean["mean"] ** 0.5,
         reward_rmse=mean["reward"] ** 0.5,
-        open_loop_rmse=mean["open_loop"] ** 0.5,
+        open_loop_rmse=float(np.mean(open_loops)) ** 0.5 if open_loops.size else float("nan"),
         member_nll=mean["member_nll"],
         ensemble_nll=mean["ensemble_nll"],
         disagreement=mean["disagreement"] ** 0.5,
@@ -226,11 +226,16 @@ def _ends(plan: Plan, steps: int) -> range:
     return range(plan.first, plan.last - steps + 1, steps)
 
 
-def _check(plan: Plan, steps: int, num_rows: int) -> None:
+def _check(plan: Plan, steps: int, group_size: int, num_rows: int) -> None:
     if not 0 < plan.first <= plan.scored_from <= plan.last - steps:
         raise UserError(
             f"fits from {plan.first} on, asked from {plan.scored_from} to {plan.last}, leave nothing to ask about: "
             f"needed are first <= scored_from <= last - {steps} (the steps of an iteration)."
+        )
+    if plan.first % group_size or plan.last % group_size:
+        raise UserError(
+            f"--first is {plan.first} and --last {plan.last}, but multiples of {group_size} are needed: one transition "
+            "in so many may be held out."
         )
     if num_rows < plan.last + _OPEN_LOOP:
         raise UserError(f"there are {num_rows} transitions, but --last {plan.last} needs {plan.last + _OPEN_LOOP}.")
