@@ -38,6 +38,7 @@ def leaves(tree) -> list[np.ndarray]:
     return [np.asarray(x) for x in jax.tree.leaves(eqx.filter(tree, eqx.is_inexact_array))]
 
 
+@pytest.mark.slow
 def test_the_same_seed_twice_gives_the_same_run_bit_for_bit():
     first, second = (run([0, 1], 80, "paper/Hopper", HOPPER) for _ in range(2))
     for a, b in zip(leaves((first.agent, first.replay)), leaves((second.agent, second.replay)), strict=True):
@@ -78,6 +79,7 @@ def test_seed_k_of_many_is_seed_k_alone():
             np.testing.assert_allclose(a[1], b[0], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_seed_full_of_nan_leaves_the_others_alone():
     def after(poison: bool):
         progress = collected([0, 1])

@@ -210,6 +210,7 @@ def test_a_seed_policy_acts_before_the_first_fit(tmp_path, only_collecting):
     dh.DHMBPO(Cart, config=limited(), seed_policy=tmp_path / "policy.safetensors").learn(20)
 
 
+@pytest.mark.slow
 def test_where_steps_are_dear_nothing_is_tested_and_nothing_random_done(only_collecting, tmp_path):
     """The first test acts with the seed policy as well, or there is none."""
     still = lambda seen: np.zeros(1)  # noqa: E731

@@ -57,6 +57,7 @@ def test_a_poisoned_seed_rolls_back_and_the_others_are_bit_identical(monkeypatch
         assert clean._progress.returns[80][seed] == hurt._progress.returns[80][seed]  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 def test_repeats_are_logged(monkeypatch, said, run_folder):
     train_with_poison(monkeypatch, {0, 1, 3}, np.inf, run_folder)
     assert [line[: line.index(":")] for line in said] == ["diverged at step 40"] * 2 + ["diverged at step 60"]

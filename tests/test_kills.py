@@ -106,7 +106,7 @@ def test_a_run_survives_being_killed_twenty_times(tmp_path, seeds):
     assert not survive(tmp_path, seeds, steps=1200, kills=20)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_signal_saves_and_says_how_to_go_on(tmp_path, number):
     folder = tmp_path / "run"
     process = start(*train(folder, 1, 4000))
