@@ -4,6 +4,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from doublehorizon.acting.env_runner import WorkerSpec
 from doublehorizon.acting.workers import WorkerPool

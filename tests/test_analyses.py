@@ -261,6 +261,7 @@ def test_critic_targets_of_every_relative(trained, name):
     assert 0 <= found.outside <= 1
 
 
+@pytest.mark.slow
 def test_a_run_s_own_critics_learn_again(trained):
     with open_run(trained("dhmbpo"), "cpu") as model:
         (loaded,) = loaded_seeds(model, (0,))

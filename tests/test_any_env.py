@@ -91,7 +91,7 @@ def slowly(*values):
         slowly("InvertedPendulum-v5", (4, 1), "known"),
         slowly("Hopper-v5", (11, 3), "known"),
         slowly("Humanoid-v5", (348, 17), "known"),
-        ("dmc/cartpole-swingup", (5, 1), "known"),
+        slowly("dmc/cartpole-swingup", (5, 1), "known"),
         slowly("dmc/reacher-easy", (6, 2), "known"),
         slowly("cup-catch", (8, 2), "known"),
         slowly("dm_control/cheetah-run-v0", (17, 6), "known"),
@@ -151,6 +151,7 @@ def test_a_rule_that_was_given_up_stays_so(tmp_path, said):
     again.learn(20)
 
 
+@pytest.mark.slow
 def test_a_rule_that_was_asked_for_is_not_given_up(only_collecting):
     with pytest.raises(dh.UserError, match="contradicts the environment"):
         dh.DHMBPO(Wrong, config=limited(termination="known")).learn(20)
