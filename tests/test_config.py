@@ -9,7 +9,8 @@ from annotated_types import Ge, Gt, Interval
 
 import doublehorizon as dh
 from doublehorizon.config import Config
-from doublehorizon.config_json import changed
+from doublehorizon.config_json import changed, from_run, to_json
+from doublehorizon.schedule import seed_iterations
 
 ANY_NUMBER = {"policy.target_entropy_per_action"}
 
@@ -92,3 +93,11 @@ def test_numbers_of_numpy_and_whole_floats_are_welcome():
     assert config.fit.batch_size == 64
     with pytest.raises(dh.UserError, match="policy is 3, but it must be a PolicyConfig"):
         Config(policy=3)  # type: ignore[arg-type]
+
+
+def test_a_run_of_before_has_as_many_random_iterations_as_it_had():
+    often = to_json(changed(Config(), {"loop.steps_per_iteration": 200}))
+    assert seed_iterations(from_run(often), 1000) == 25
+    before = often | {"fit": {name: value for name, value in often["fit"].items() if name != "batches_per_step"}}
+    assert seed_iterations(from_run(before), 1000) == 5
+    assert seed_iterations(from_run(before | {"loop": often["loop"] | {"seed_iterations": 3}}), 1000) == 3

@@ -29,7 +29,11 @@ _BEFORE = {
 def from_run(values: dict[str, Any]) -> Config:
     """A run's config, perhaps written by an earlier version."""
     groups = {group: _BEFORE.get(group, {}) | value for group, value in values.items() if isinstance(value, dict)}
-    return from_json(values | groups)
+    config = from_json(values | groups)
+    steps, random = config.loop.steps_per_iteration, config.loop.seed_iterations
+    if "batches_per_step" in groups.get("fit", {}) or steps is None or random is not None:
+        return config
+    return changed(config, {"loop.seed_iterations": max(5, 1000 // steps)})  # what None meant before little fits
 
 
 def changed(config: Config, values: Mapping[str, Any]) -> Config:
