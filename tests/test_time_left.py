@@ -6,7 +6,7 @@ from doublehorizon import presets
 from doublehorizon.algorithm.agent import iteration_budget
 from doublehorizon.algorithm.types import Task
 from doublehorizon.config import Config
-from doublehorizon.training.time_left import seconds_left
+from doublehorizon.training.time_left import _epoch_work, seconds_left
 
 TASK = Task(17, 6, None)
 
@@ -37,3 +37,13 @@ def test_the_longer_first_iteration_is_not_taken_for_the_rule():
 def test_nothing_is_left_at_the_end():
     budget = iteration_budget(Config(), TASK, 70_000, 1000)
     assert seconds_left(Config(), TASK, 1000, [], (budget, 100.0, laps(1.0, 1.0))) == 0.0
+
+
+def test_little_fits_are_not_validated():
+    # 200 steps have 400 minibatches, 67 epochs of 6 (18 units each) in 67 s; none is spent on held-out rows
+    budget = iteration_budget(presets.quick, TASK, 2000, 200)
+    assert (budget.max_epochs, budget.fit_batches) == (67, 6)
+    first = iteration_budget(presets.quick, TASK, 400, 200, first_effort=2.0)
+    left = seconds_left(presets.quick, TASK, 200, [600], (first, 133.0, laps(133.0, 0.0)))
+    assert left == pytest.approx(67.0)
+    assert _epoch_work(presets.quick, budget) == 18.0
