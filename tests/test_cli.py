@@ -14,7 +14,8 @@ from worlds import TINY
 
 TINY_OPTIONS = (
     "--horizons.distribution 4 --horizons.training 3 --model.members 2 --model.width 16 --fit.batch-size 16 "
-    "--fit.batches-per-epoch 2 --fit.base-epochs 2 --fit.first-effort 2 --critic.members 3 --critic.width 16 "
+    "--fit.batches-per-step None --fit.batches-per-epoch 2 --fit.base-epochs 2 --fit.first-effort 2 "
+    "--critic.members 3 --critic.width 16 "
     "--policy.width 16 --policy.batch-size 8 --policy.refresh-every 4 --policy.ring-capacity 120 "
     "--policy.states-per-refresh 40 "
     "--loop.steps-per-iteration 20 --loop.seed-iterations 2 --loop.evaluate-every 2 --loop.evaluation-episodes 2 "
@@ -64,7 +65,7 @@ def test_a_shell_completes_commands_options_and_paths(tmp_path):
         (["train", "CartPole-v1"], "Discrete(2)"),
         (["train", "Pendulum-v1", "--steps", "0"], "--steps is 0"),
         (["train", "Pendulum-v1", "--seeds", "0"], "--seeds is 0"),
-        (["train", "Hopper-v5", "--steps", "4000"], "5000 random steps"),
+        (["train", "Hopper-v5", "--steps", "1800"], "2000 random steps"),
         (["train", "Pendulum-v1", "--preset", "fast"], "quick"),
         (["train", "Pendulum-v1", "--policy.batch-size", "100"], "multiple of model.members"),
         (["trian", "Pendulum-v1"], "train"),

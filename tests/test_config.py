@@ -8,6 +8,7 @@ import pytest
 from annotated_types import Ge, Gt, Interval
 
 import doublehorizon as dh
+from doublehorizon import presets
 from doublehorizon.config import Config
 from doublehorizon.config_json import changed, from_run, to_json
 from doublehorizon.schedule import seed_iterations
@@ -96,8 +97,21 @@ def test_numbers_of_numpy_and_whole_floats_are_welcome():
 
 
 def test_a_run_of_before_has_as_many_random_iterations_as_it_had():
-    often = to_json(changed(Config(), {"loop.steps_per_iteration": 200}))
-    assert seed_iterations(from_run(often), 1000) == 25
-    before = often | {"fit": {name: value for name, value in often["fit"].items() if name != "batches_per_step"}}
+    def without(group: dict, name: str) -> dict:
+        return {other: value for other, value in group.items() if other != name}
+
+    now = to_json(Config())
+    assert seed_iterations(from_run(now), 1000) == 10
+    little = now | {"loop": without(now["loop"], "seed_episodes")}  # of when little fits were new
+    assert seed_iterations(from_run(little), 1000) == 25
+    before = little | {"fit": without(now["fit"], "batches_per_step")}
     assert seed_iterations(from_run(before), 1000) == 5
-    assert seed_iterations(from_run(before | {"loop": often["loop"] | {"seed_iterations": 3}}), 1000) == 3
+    assert seed_iterations(from_run(before | {"loop": little["loop"] | {"seed_iterations": 3}}), 1000) == 3
+
+
+def test_a_run_of_before_is_fitted_as_it_was():
+    values = to_json(presets.paper)
+    for name in ("batches_per_step", "recent_share"):
+        del values["fit"][name]
+    del values["loop"]["seed_episodes"]
+    assert from_run(values) == presets.paper

@@ -15,7 +15,7 @@ from doublehorizon.algorithm.types import Task, Transition
 from doublehorizon.algorithm.updates import UpdateContext
 from doublehorizon.config import Config, Horizons
 from doublehorizon.config_json import changed
-from doublehorizon.schedule import first_effort, seed_iterations, steps_per_iteration
+from doublehorizon.schedule import evaluate_every, first_effort, seed_iterations, steps_per_iteration
 from worlds import TINY, budget
 
 KEEPING = changed(TINY, {"policy.keep_moments": True, "policy.ring_capacity": 400, "policy.clear_each_iteration": True})
@@ -32,10 +32,11 @@ def test_the_papers_effort_counts_epochs():
     assert planned(presets.paper, 50_000, first=False) == [6, 144, 722, 50]
 
 
-def test_the_default_effort_is_the_papers_while_epochs_are_short():
-    assert planned(Config(), 5000, first=True) == [1, 722, 3612, 250]
-    assert planned(Config(), 7000, first=False) == [2, 144, 722, 50]
-    assert planned(Config(), 50_000, first=False) == [6, 144, 241, 50]  # 722 * 2 / 6
+def test_a_factor_on_minibatches_shortens_late_fits_alone():
+    shorter = changed(presets.paper, {"fit.batches_factor": 2.0})
+    assert planned(shorter, 5000, first=True) == [1, 722, 3612, 250]
+    assert planned(shorter, 7000, first=False) == [2, 144, 722, 50]
+    assert planned(shorter, 50_000, first=False) == [6, 144, 241, 50]  # 722 * 2 / 6
 
 
 def test_a_little_fit_has_so_many_minibatches_for_each_new_step():
@@ -50,12 +51,13 @@ def test_new_rows_are_those_of_the_last_steps_and_in_the_first_iteration_all():
 
 
 def test_the_first_iteration_has_as_many_updates_as_there_were_random_steps():
-    often = changed(Config(), {"loop.steps_per_iteration": 200})
+    often = Config()
     for config, time_limit, steps in (
-        (Config(), 1000, 5000),
-        (often, 1000, 5000),
-        (often, 100, 1000),
-        (Config(), 300, 1500),
+        (presets.paper, 1000, 5000),
+        (presets.paper, 300, 1500),
+        (often, 1000, 2000),
+        (often, 500, 1000),
+        (often, 100, 400),
     ):
         per_iteration = steps_per_iteration(config, time_limit)
         assert seed_iterations(config, time_limit) * per_iteration == steps
@@ -63,6 +65,13 @@ def test_the_first_iteration_has_as_many_updates_as_there_were_random_steps():
         assert work.num_rounds * config.policy.refresh_every == steps
     assert first_effort(changed(often, {"fit.first_effort": 3.0}), 1000) == 3.0
     assert first_effort(changed(often, {"loop.seed_iterations": 0}), 1000) == 1.0
+
+
+def test_tests_have_at_most_twice_the_steps_of_training():
+    for time_limit, steps in ((1000, 5000), (500, 2600), (200, 1000), (50, 1000)):  # whole iterations of 200
+        assert evaluate_every(Config(), time_limit) * 200 == steps
+    assert evaluate_every(presets.paper, 1000) == 10
+    assert evaluate_every(changed(Config(), {"loop.evaluate_every": 3}), 1000) == 3
 
 
 def test_a_short_distribution_rollout_has_more_rows():

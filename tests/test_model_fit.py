@@ -122,13 +122,13 @@ def test_rewards_of_ended_steps_are_left_out_where_the_termination_model_learns_
 
 
 def test_a_share_of_each_minibatch_comes_from_the_newest_fifth():
-    config = changed(LITTLE, {"fit.recent_share": 0.5})
+    config, evenly = (changed(LITTLE, {"fit.recent_share": share}) for share in (0.5, 0.0))
     replay, _ = jax.tree.map(lambda x: x[0], problem(1))
     uniform = jnp.array([[0.0, 0.999, 0.0, 0.999]])
     # 100 rows, the oldest first
     young = eqx.tree_at(lambda r: r.position, replay, jnp.asarray(100))
     assert fits._rows_by_age(config, budget(100), young, uniform).tolist() == [[99, 80, 99, 0]]
-    assert fits._rows_by_age(LITTLE, budget(100), young, uniform).tolist() == [[99, 0, 99, 0]]
+    assert fits._rows_by_age(evenly, budget(100), young, uniform).tolist() == [[99, 0, 99, 0]]
     # all 200, of which the last was written to position 9
     full = eqx.tree_at(lambda r: r.position, replay, jnp.asarray(10))
     assert fits._rows_by_age(config, budget(200), full, uniform).tolist() == [[9, 170, 9, 10]]

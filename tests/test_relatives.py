@@ -104,7 +104,7 @@ def test_the_bounds_of_a_single_step_come_from_its_reward_and_from_what_the_poli
 def test_relatives_differ_in_values_alone():
     assert PRESETS["svg"].horizons.distribution == 0 and PRESETS["svg"].horizons.training == 5
     assert PRESETS["mbpo"].horizons.distribution == 20 and PRESETS["mbpo"].horizons.training == 0
-    assert not PRESETS["sac"].has_model and PRESETS["sac"].critic == PRESETS["dhmbpo"].critic
+    assert not PRESETS["sac"].has_model and PRESETS["sac"].critic == PRESETS["paper"].critic
     for config in (*PRESETS.values(), changed(dh.Config(), {"model.norm_eps": None, "critic.norm_eps": None})):
         assert from_json(to_json(config)) == config
     for changes in RELATIVES.values():

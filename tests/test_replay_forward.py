@@ -157,7 +157,7 @@ def test_the_command_prints_and_draws(tmp_path, capsys, monkeypatch):
         "--preset",
         "quick",
         "--try",
-        "fit.recent_share=0.5",
+        "fit.recent_share=0.1",
         "--first",
         "100",
     ]
@@ -165,10 +165,10 @@ def test_the_command_prints_and_draws(tmp_path, capsys, monkeypatch):
     assert _status([*call, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     ways = found["replays"][str(tmp_path / "line.npz")]
-    assert list(ways) == ["quick", "fit.recent_share=0.5"] and 0 < ways["quick"]["member_rmse"] < 1
-    assert ways["quick"]["member_rmse"] != ways["fit.recent_share=0.5"]["member_rmse"]
+    assert list(ways) == ["quick", "fit.recent_share=0.1"] and 0 < ways["quick"]["member_rmse"] < 1
+    assert ways["quick"]["member_rmse"] != ways["fit.recent_share=0.1"]["member_rmse"]
     assert (tmp_path / "figure.png").stat().st_size > 1000
     assert _status(call) == 0
     *_, first, second, path = capsys.readouterr().out.splitlines()
     assert first.split()[0] == f"{ways['quick']['member_rmse']:.3f}" and first.endswith("  quick")
-    assert second.endswith("  fit.recent_share=0.5") and path == str(tmp_path / "figure.png")
+    assert second.endswith("  fit.recent_share=0.1") and path == str(tmp_path / "figure.png")

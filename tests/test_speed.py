@@ -72,7 +72,7 @@ def test_bench_measures_and_compares(monkeypatch, tmp_path, capsys):
     from worlds import TINY
 
     monkeypatch.setitem(presets.PRESETS, "quick", TINY)
-    monkeypatch.setattr(speed, "STEPS", 20)
+    monkeypatch.setattr(speed, "STEPS", 3 * TINY.loop.steps_per_iteration)
     baseline = tmp_path / "baseline.json"
     arguments = ["--preset", "quick", "--rows", "5000", "--seeds", "2", "--no-start"]
     assert bench.run([*arguments, "--json"]) == 0
@@ -80,7 +80,8 @@ def test_bench_measures_and_compares(monkeypatch, tmp_path, capsys):
     result = json.loads(text)
     assert result["seeds"]["2"]["parts"]["fit_epoch"]["milliseconds"] > 0
     assert 0 < result["seeds"]["2"]["parts"]["joint_update"]["share_of_flops"] < 1
-    assert result["seeds"]["2"]["iteration"]["measured"]
+    whole = result["seeds"]["2"]["thousand_steps"]
+    assert whole["measured"] and whole["iterations"] == 3 and 0 < whole["fits_milliseconds"] < whole["milliseconds"]
     assert result["versions"]["jax"] == jax.__version__
     baseline.write_text(text)
     assert bench.run([*arguments, "--profile", "--baseline", str(baseline)]) == 0

@@ -26,11 +26,11 @@ def test_iterations_that_are_alike_take_as_long_as_the_last_one():
 def test_the_longer_first_iteration_is_not_taken_for_the_rule():
     # 3612 epochs of one minibatch and one validation chunk (3 + 1 units) in 3612 s, so a unit is 0.25 s; the next
     # fit has 722 epochs of two minibatches and one chunk (6 + 1 units)
-    budget = iteration_budget(Config(), TASK, 5000, 1000, first_effort=5.0)
-    left = seconds_left(Config(), TASK, 1000, [7000], (budget, 3612.0, laps(3612.0, 0.0)))
+    budget = iteration_budget(presets.paper, TASK, 5000, 1000, first_effort=5.0)
+    left = seconds_left(presets.paper, TASK, 1000, [7000], (budget, 3612.0, laps(3612.0, 0.0)))
     assert left == pytest.approx(722 * 7 * 0.25)
     # 5000 joint updates and 250 of the critics at 0.4 against 1000 and 250
-    left = seconds_left(Config(), TASK, 1000, [7000], (budget, 3612.0, laps(0.0, 5100.0)))
+    left = seconds_left(presets.paper, TASK, 1000, [7000], (budget, 3612.0, laps(0.0, 5100.0)))
     assert left == pytest.approx(1100.0)
 
 

@@ -29,9 +29,9 @@ ActivationName = Literal["silu", "relu"]
 class Horizons:
     """How far imagined rollouts reach."""
 
-    distribution: CountOrZero = 20
-    """Steps of the detached rollout (DR) that spreads training states to where the policy goes. 0: training starts from
-    what was really seen (SVG)."""
+    distribution: CountOrZero = 40
+    """Steps of the detached rollout (DR) that spreads training states to where the policy goes, 20 in the paper. 0:
+    training starts from what was really seen (SVG)."""
     training: CountOrZero = 5
     """Steps of the differentiable rollout (TR) that estimates values; longer ones give noisier gradients. 0: critics
     and actor learn from single steps, imagined ones (MBPO) or, without a model, real ones (SAC)."""
@@ -47,8 +47,9 @@ class ModelConfig:
     """Units of each hidden layer."""
     activation: ActivationName = "silu"
     """Activation function of the hidden layers."""
-    dropout: tuple[Dropout, Dropout, Dropout] = (0.0075, 0.005, 0.0025)
-    """Dropout after each hidden layer while fitting: most where features are most redundant."""
+    dropout: tuple[Dropout, Dropout, Dropout] = (0.0225, 0.015, 0.0075)
+    """Dropout after each hidden layer while fitting: most where features are most redundant. Three times the paper's,
+    as no rows are held out to say when to stop."""
     norm_eps: tuple[Positive, Positive, Positive] | None = (1.0, 0.1, 0.01)
     """LayerNorm's epsilon before layers 2, 3 and 4. Large values leave small activations small. None: no LayerNorm."""
     weight_decay: tuple[NonNegative, NonNegative, NonNegative, NonNegative] = (2.5e-4, 5e-4, 7.5e-4, 1e-3)
@@ -73,14 +74,14 @@ class FitConfig:
     """How the ensemble is fitted, once per iteration: a little, to all rows (`batches_per_step`), or until it no longer
     gets better on rows held out for that, as in the paper."""
 
-    learning_rate: Positive = 1e-3
+    learning_rate: Positive = 2e-3
     """AdamW's step size; the optimiser starts afresh with each fit."""
-    batch_size: Count = 2048
+    batch_size: Count = 512
     """Rows of a minibatch, shared by all members."""
-    batches_per_step: Positive | None = None
+    batches_per_step: Positive | None = 1.5
     """Minibatches of a fit for each step since the last one; all rows are trained on and count the same. None: rows are
     held out, the others have random weights, and the numbers below say when a fit stops."""
-    recent_share: Share = 0.0
+    recent_share: Share = 0.5
     """Share of each minibatch that comes from the newest fifth of the rows, where the policy goes now. Only where no
     rows are held out."""
     batches_per_epoch: Count = 6
@@ -120,7 +121,7 @@ class TerminatorConfig:
     """
     batch_size: Annotated[int, Ge(2)] = 256
     """Rows of a minibatch; half of them end an episode, however rare that is."""
-    batches: Count = 1000
+    batches: Count = 300
     """Minibatches of each fit, more in the first; networks go on from where the last fit left them."""
     rewards: bool = True
     """Learn the reward of a step that ends an episode here, with the end, and not in the model: a penalty or a prize is
@@ -198,22 +199,26 @@ class PolicyConfig:
 class LoopConfig:
     """Collection and evaluation."""
 
-    steps_per_iteration: Count | None = None
-    """Agent steps between two fits. None: the time limit, within 200..1000, rounded to a multiple of 20."""
+    steps_per_iteration: Count | None = 200
+    """Agent steps between two fits (L). None: the time limit, within 200..1000, rounded to a multiple of 20, as in the
+    paper."""
     steps_per_turn: Count | None = None
     """Agent steps collected with one policy, which then learns. None: those of an iteration, as the model is fitted
     once in each. A few, where there is no model."""
-    seed_iterations: CountOrZero | None = None
-    """Iterations of random actions before the first fit. None: those of 5 episodes, as long as the time limit within
+    seed_episodes: CountOrZero = 2
+    """Random actions before the first fit: the steps of so many episodes, each as long as the time limit, within
     200..1000. There are none where transitions come from a file."""
+    seed_iterations: CountOrZero | None = None
+    """The same, as a number of iterations. None: those of `seed_episodes`."""
     first_actions: Literal["held", "independent"] = "independent"
     """Random actions before the first fit: each held for 1 to 30 steps, so that their effects do not average out, or
     new in every step, as in the paper."""
     random_episodes: bool = False
     """Now and then an episode is random like the first ones, ever more seldom: at step t one in t / (time limit). None
     are where a seed policy acts first or transitions come from a file."""
-    evaluate_every: Count = 10
-    """Iterations between evaluations; there is one at step 0, after the first fit and at the end, too."""
+    evaluate_every: Count | None = None
+    """Iterations between evaluations; there is one at step 0, after the first fit and at the end, too. None: those of 5
+    episodes, counted as for `seed_episodes`."""
     evaluation_episodes: CountOrZero = 10
     """Test episodes per evaluation, with the deterministic policy. 0: none, where every step is dear."""
     time_limit: Count | None = None
@@ -235,8 +240,9 @@ class LoopConfig:
 
 @dataclass(frozen=True)
 class Config:
-    """A whole experiment's numbers, one set for every task. The defaults are the paper's, but for shorter late fits and
-    less exact products on a GPU; `presets.paper` has the paper's."""
+    """A whole experiment's numbers, one set for every task. The defaults are the paper's, but for how the model is
+    fitted (a little and often), longer distribution rollouts, fewer random steps, and less exact products on a GPU;
+    `presets.paper` has the paper's."""
 
     horizons: Horizons = field(default_factory=Horizons)
     model: ModelConfig = field(default_factory=ModelConfig)

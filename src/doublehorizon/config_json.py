@@ -20,7 +20,9 @@ def from_json(values: dict[str, Any]) -> Config:
 
 
 _BEFORE = {
+    "fit": {"batches_per_step": None, "recent_share": 0.0},
     "policy": {"reward_unit": "one"},
+    "loop": {"seed_episodes": 5},
     "terminator": {"rewards": False},
 }
 """What settings that came later were, in effect, in runs of before; only where it is not the default of today."""
@@ -31,7 +33,7 @@ def from_run(values: dict[str, Any]) -> Config:
     groups = {group: _BEFORE.get(group, {}) | value for group, value in values.items() if isinstance(value, dict)}
     config = from_json(values | groups)
     steps, random = config.loop.steps_per_iteration, config.loop.seed_iterations
-    if "batches_per_step" in groups.get("fit", {}) or steps is None or random is not None:
+    if "batches_per_step" in values.get("fit", {}) or steps is None or random is not None:
         return config
     return changed(config, {"loop.seed_iterations": max(5, 1000 // steps)})  # what None meant before little fits
 

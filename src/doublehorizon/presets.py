@@ -7,6 +7,7 @@ from doublehorizon.config import (
     Config,
     CriticConfig,
     FitConfig,
+    Horizons,
     LoopConfig,
     ModelConfig,
     PolicyConfig,
@@ -16,34 +17,36 @@ from doublehorizon.config_json import changed
 from doublehorizon.errors import unknown
 
 dhmbpo = Config()
-"""The paper's algorithm, with shorter late fits."""
+"""The default: the paper's algorithm with a model that is fitted a little and often, and rollouts twice as long."""
 
 quick = Config(
     model=ModelConfig(members=4, width=128, noise="state"),
-    fit=FitConfig(batch_size=256, batches_per_step=2.0, recent_share=0.5),
+    fit=FitConfig(batch_size=256, batches_per_step=2.0),
     critic=CriticConfig(width=128),
     policy=PolicyConfig(width=128, batch_size=64, ring_capacity=12_800, states_per_refresh=1280),
-    loop=LoopConfig(steps_per_iteration=200, seed_iterations=2, first_actions="held", random_episodes=True),
-    terminator=TerminatorConfig(batches=300),
+    loop=LoopConfig(first_actions="held", random_episodes=True),
 )
 """Small networks, short iterations, few random steps and more exploration, for a CPU and a small task of any kind."""
 
 light = Config(
     model=ModelConfig(members=4, width=128),
-    fit=FitConfig(batch_size=512),
+    fit=FitConfig(batch_size=256),
     critic=CriticConfig(width=128),
     policy=PolicyConfig(width=128, batch_size=128, ring_capacity=25_600, states_per_refresh=2560),
 )
 """Half the width, half the members and smaller batches, for a CPU and a task of the paper's kind."""
 
 paper = Config(
-    model=ModelConfig(storage="float32"),
-    fit=FitConfig(batches_factor=None),
+    horizons=Horizons(distribution=20),
+    model=ModelConfig(storage="float32", dropout=(0.0075, 0.005, 0.0025)),
+    fit=FitConfig(learning_rate=1e-3, batch_size=2048, batches_per_step=None, recent_share=0.0, batches_factor=None),
     critic=CriticConfig(bounds="alive_and_zero"),
     policy=PolicyConfig(reward_unit="one"),
+    loop=LoopConfig(steps_per_iteration=None, seed_episodes=5, evaluate_every=10),
+    terminator=TerminatorConfig(batches=1000),
     precision="float32",
 )
-"""The published algorithm: its fit schedule, its float32 arithmetic, its bounds and temperature."""
+"""The published algorithm: its fits and their cadence, its float32 arithmetic, its bounds and temperature."""
 
 Changes = Mapping[str, Any]
 """Values by their names in a `Config`."""
@@ -65,7 +68,7 @@ RELATIVES: dict[str, Changes] = {
 """What makes of any config, large or small, one of DHMBPO's relatives, as the paper compares them: SAC-SVG(H) trains on
 rollouts from real states, MBPO on single imagined steps, SAC (with the same critics) on real ones."""
 
-svg, mbpo, sac = (changed(dhmbpo, changes) for changes in RELATIVES.values())
+svg, mbpo, sac = (changed(paper, changes) for changes in RELATIVES.values())
 
 PRESETS: dict[str, Config] = {
     "dhmbpo": dhmbpo,

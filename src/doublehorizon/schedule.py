@@ -7,9 +7,7 @@ from doublehorizon.config import Config, steps_multiple
 
 def steps_per_iteration(config: Config, time_limit: int) -> int:
     """L, the agent steps between two fits."""
-    if config.loop.steps_per_iteration is not None:
-        return config.loop.steps_per_iteration
-    return _usual_steps(config, time_limit)
+    return config.loop.steps_per_iteration or _episode_steps(config, time_limit)
 
 
 def steps_per_turn(config: Config, time_limit: int) -> int:
@@ -23,7 +21,13 @@ def seed_iterations(config: Config, time_limit: int, has_data: bool = False) -> 
         return 0
     if config.loop.seed_iterations is not None:
         return config.loop.seed_iterations
-    return math.ceil(5 * _usual_steps(config, time_limit) / steps_per_iteration(config, time_limit))
+    return _iterations_of(config, time_limit, config.loop.seed_episodes)
+
+
+def evaluate_every(config: Config, time_limit: int) -> int:
+    """Iterations between two evaluations: by default so many that tests have twice the steps of training, ten episodes
+    for every five."""
+    return config.loop.evaluate_every or _iterations_of(config, time_limit, 5)
 
 
 def random_steps(config: Config, time_limit: int, has_data: bool) -> int:
@@ -47,7 +51,12 @@ def max_epochs(config: Config, obs_size: int, factor: float = 1.0) -> int:
     return int(factor * config.fit.max_epochs_factor * config.fit.base_epochs * math.log(obs_size + 1))
 
 
-def _usual_steps(config: Config, time_limit: int) -> int:
-    """Those of an episode, within 200..1000, and rounded."""
+def _iterations_of(config: Config, time_limit: int, episodes: int) -> int:
+    """In how many iterations as many steps are made as so many episodes have."""
+    return math.ceil(episodes * _episode_steps(config, time_limit) / steps_per_iteration(config, time_limit))
+
+
+def _episode_steps(config: Config, time_limit: int) -> int:
+    """Steps of an episode, within 200..1000, and rounded."""
     multiple = steps_multiple(config)
     return max(1, round(min(max(time_limit, 200), 1000) / multiple)) * multiple

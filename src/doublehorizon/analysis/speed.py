@@ -27,8 +27,9 @@ from doublehorizon.algorithm.types import Budget, Task, Transition
 from doublehorizon.algorithm.updates import UpdateContext, critic_only_update, fresh_opt_states, joint_update
 from doublehorizon.analysis.profiling import profile
 from doublehorizon.config import Config
+from doublehorizon.schedule import steps_per_iteration
 
-STEPS = 1000
+STEPS = 1000  # of which all is told: also the time limit, by which a config may set the steps of an iteration
 
 
 @dataclass(frozen=True)
@@ -134,9 +135,13 @@ class Bench:
     state: AgentState
     replay: ReplayBuffer
 
+    @property
+    def iteration_steps(self) -> int:
+        return steps_per_iteration(self.config, STEPS)
+
     def budget(self, epochs: int = 1, rounds: int = 1) -> Budget:
         """Epochs of full size, none of them the last for want of improvement."""
-        planned = agent.iteration_budget(self.config, self.task, self.num_rows, STEPS)
+        planned = agent.iteration_budget(self.config, self.task, self.num_rows, self.iteration_steps)
         return replace(planned, patience=10**6, max_epochs=epochs, num_rounds=rounds).traced()
 
 
@@ -169,7 +174,7 @@ def measure(bench: Bench, devices: Devices, say: Callable[[str], None], profiled
     waiting = {name: Program(run, "none").in_background(devices, *arrays, count) for name, run in runs.items()}
     budget, data = bench.budget(), (bench.replay, bench.state)
     fit = agent.fit_model.in_background(devices, config, budget, *data)
-    improve = agent.improve_policy.in_background(devices, config, task, STEPS, budget, *data)
+    improve = agent.improve_policy.in_background(devices, config, task, bench.iteration_steps, budget, *data)
 
     batches, held_out = int(budget.fit_batches), 0
     if config.fit.batches_per_step is None:
@@ -196,8 +201,8 @@ def measure(bench: Bench, devices: Devices, say: Callable[[str], None], profiled
     parts["fit_epoch"] = Part(_per_unit(epochs), *epoch_needs(config, task, batches, held_out), "fit")
     say("replay.add")
     parts["replay_add"] = _store(bench)
-    say("whole iteration")
-    result = {"parts": parts, "iteration": _iteration(bench, fit, improve, parts)}
+    say(f"{STEPS} steps")
+    result = {"parts": parts, "thousand_steps": _thousand_steps(bench, fit, improve, parts)}
     if profiled:
         say("profile")
         joint = programs["joint_update"]
@@ -268,7 +273,8 @@ def _per_unit(run: Callable[[int], Any], budget: float = 2.0) -> float:
 
 
 def _store(bench: Bench) -> Part:
-    rows = jax.tree.map(lambda x: np.asarray(x[:, :STEPS]), bench.replay.rows)  # as they come from the workers
+    new = slice(bench.iteration_steps)
+    rows = jax.tree.map(lambda x: np.asarray(x[:, new]), bench.replay.rows)  # as they come from the workers
     times = []
     for _ in range(6):
         begun = time.perf_counter()
@@ -279,27 +285,36 @@ def _store(bench: Bench) -> Part:
     return Part(1e3 * float(np.median(times[1:])), 0.0, 2.0 * size)
 
 
-def _iteration(bench: Bench, fit: Callable, improve: Callable, parts: dict[str, Part]) -> dict[str, Any]:
-    """An iteration's learning with a fit that runs to its cap; computed from the parts where it takes minutes."""
-    config, task = bench.config, bench.task
-    planned = agent.iteration_budget(config, task, bench.num_rows, STEPS)
-    epochs, rounds = planned.max_epochs, planned.num_rounds
-    critic_only = round(STEPS * config.policy.critic_only_share)
+def _thousand_steps(bench: Bench, fit: Callable, improve: Callable, parts: dict[str, Part]) -> dict[str, Any]:
+    """What learning from so many steps takes, with fits that run to their cap; from the parts where it takes minutes."""
+    config, task, steps = bench.config, bench.task, bench.iteration_steps
+    planned = agent.iteration_budget(config, task, bench.num_rows, steps)
+    epochs, rounds, iterations = planned.max_epochs, planned.num_rounds, max(1, round(STEPS / steps))
+    critic_only = round(steps * config.policy.critic_only_share)
     learning = (
         rounds * (config.policy.refresh_every * parts["joint_update"].milliseconds)
         + (rounds + 1) * parts["distribution_rollout"].milliseconds
         + critic_only * parts["critic_only_update"].milliseconds
     )
-    estimate = parts["replay_add"].milliseconds + epochs * parts["fit_epoch"].milliseconds + learning
+    fits = iterations * epochs * parts["fit_epoch"].milliseconds
+    stored = iterations * parts["replay_add"].milliseconds
+    estimate = stored + fits + iterations * learning
     measured = estimate < 30e3
     if measured:
 
         def whole() -> Any:
             budget = bench.budget(epochs, rounds)
-            bench.state, _ = fit(config, budget, bench.replay, bench.state)
-            bench.state, metrics = improve(config, task, STEPS, budget, bench.replay, bench.state)
+            for _ in range(iterations):
+                bench.state, _ = fit(config, budget, bench.replay, bench.state)
+                bench.state, metrics = improve(config, task, steps, budget, bench.replay, bench.state)
             return metrics
 
         seconds(whole)
-        estimate = 1e3 * seconds(whole) + parts["replay_add"].milliseconds
-    return {"milliseconds": estimate, "epochs": epochs, "measured": measured}
+        estimate = 1e3 * seconds(whole) + stored
+    return {
+        "milliseconds": estimate,
+        "fits_milliseconds": fits,
+        "iterations": iterations,
+        "epochs": epochs,
+        "measured": measured,
+    }

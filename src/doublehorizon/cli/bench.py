@@ -98,7 +98,7 @@ def _measure(options: Bench, counts: list[int]) -> dict[str, Any]:
                 measured = speed.measure(bench, devices, say, options.profile)
             found[count] = measured["parts"]
             result["seeds"][str(count)] = {
-                "iteration": measured["iteration"],
+                "thousand_steps": measured["thousand_steps"],
                 "profiles": measured.get("profiles", {}),
                 "peak_gib": speed.peak_gib(devices),
                 "start_seconds": starts.get(str(count)),
@@ -157,9 +157,11 @@ def _print_tables(result: dict[str, Any]) -> None:
         for name, part in found["parts"].items():
             shares = (f"{part[f'share_of_{what}']:.0%}" if part[what] else "" for what in ("flops", "bytes"))
             table.add_row(count, name.replace("_", " "), f"{part['milliseconds']:.3f}", *shares)
-        whole = found["iteration"]
-        how = "" if whole["measured"] else ", from its parts"
-        table.add_row(count, f"whole iteration ({whole['epochs']} epochs{how})", f"{whole['milliseconds']:.0f}")
+        whole = found["thousand_steps"]
+        how = "" if whole["measured"] else ", from the parts"
+        each = f"{whole['iterations']} fits of {whole['epochs']} epochs"
+        table.add_row(count, f"1000 steps ({each}{how})", f"{whole['milliseconds']:.0f}")
+        table.add_row(count, "of these, the fits", f"{whole['fits_milliseconds']:.0f}")
         table.add_section()
     console.print(table)
     for count, found in result["seeds"].items():
@@ -202,7 +204,7 @@ def _print_comparison(result: dict[str, Any], baseline: dict[str, Any]) -> None:
         pairs = {
             name: (part["milliseconds"], before["parts"][name]["milliseconds"]) for name, part in found["parts"].items()
         }
-        pairs["whole iteration"] = (found["iteration"]["milliseconds"], before["iteration"]["milliseconds"])
+        pairs["1000 steps"] = tuple(x["thousand_steps"]["milliseconds"] for x in (found, before))
         for name, (now, then) in pairs.items():
             mark = "[red]" if now > 1.1 * then else "[green]" if now < 0.9 * then else ""
             table.add_row(count, name.replace("_", " "), f"{now:.3f}", f"{then:.3f}", f"{mark}{now / then:.2f}")

@@ -48,8 +48,8 @@ class Experiment:
     """The first seed."""
     variants: tuple[str, ...] = ()
     """Some of the experiment's variants. Default: all."""
-    preset: Literal["dhmbpo", "paper", "light", "quick"] = "dhmbpo"
-    """What all variants start from."""
+    preset: Literal["dhmbpo", "paper", "light", "quick"] = "paper"
+    """What all variants start from; published curves are those of the paper's settings."""
     out: Path | None = None
     """The folder for all runs, the table and the figure. Default: experiments/NAME."""
     reference: Path | None = None
@@ -71,7 +71,7 @@ class Experiment:
 
 def run(arguments: list[str]) -> int:
     """Parses, runs what is missing, and sums up."""
-    default = Experiment(name="", config=preset(preset_named_in(arguments)))
+    default = Experiment(name="", config=preset(preset_named_in(arguments, "paper")))
     default.name = tyro.MISSING
     options = tyro.cli(
         Experiment, prog="doublehorizon experiment", description=_EXAMPLES, args=arguments, default=default

@@ -14,7 +14,7 @@ from doublehorizon.config import Config
 from doublehorizon.config_json import changed
 from doublehorizon.errors import UserError
 from doublehorizon.jax_settings import prepare_jax
-from doublehorizon.presets import PRESETS, preset
+from doublehorizon.presets import preset
 
 _EXAMPLES = """Trains DHMBPO on an environment and writes a run folder.
 
@@ -125,14 +125,14 @@ def _config(options: Train) -> Config:
     return changed(options.config, {name: value for name, value in named.items() if value is not None})
 
 
-def preset_named_in(arguments: list[str]) -> str:
+def preset_named_in(arguments: list[str], default: str = "dhmbpo") -> str:
     """The preset's values are the defaults that the parser then shows and overrides, so it is looked up first."""
     for here, following in zip(arguments, [*arguments[1:], ""], strict=True):
         if here == "--preset":
             return following
         if here.startswith("--preset="):
             return here.removeprefix("--preset=")
-    return next(iter(PRESETS))
+    return default
 
 
 def _default_folder(env: str) -> Path:

@@ -17,6 +17,7 @@ from doublehorizon.run.logs import RunLogs
 from doublehorizon.run.progress import Programs, Progress, prior_batch
 from doublehorizon.run.run_state import RunState
 from doublehorizon.run.trackers import Tracker
+from doublehorizon.schedule import evaluate_every
 from doublehorizon.signals import unstoppable
 from doublehorizon.training.env_checks import check_reward, check_termination
 from doublehorizon.training.evaluations import Evaluations
@@ -242,7 +243,7 @@ def _show_notes(pool: WorkerPool, view: View) -> None:
 
 
 def _is_evaluation(progress: Progress) -> bool:
-    due = progress.iteration % progress.config.loop.evaluate_every == 0
+    due = progress.iteration % evaluate_every(progress.config, progress.setup.spec.time_limit) == 0
     return progress.policies is not None and (due or progress.iteration == progress.setup.first_fit)
 
 
