@@ -286,7 +286,7 @@ def _store(bench: Bench) -> Part:
 
 
 def _thousand_steps(bench: Bench, fit: Callable, improve: Callable, parts: dict[str, Part]) -> dict[str, Any]:
-    """What learning from so many steps takes, with fits that run to their cap; from the parts where it takes minutes."""
+    """What learning from so many steps takes, with fits that run to their cap; from the parts if that is minutes."""
     config, task, steps = bench.config, bench.task, bench.iteration_steps
     planned = agent.iteration_budget(config, task, bench.num_rows, steps)
     epochs, rounds, iterations = planned.max_epochs, planned.num_rounds, max(1, round(STEPS / steps))
