@@ -62,7 +62,8 @@ class NumpyPolicy:
         for weight, bias in zip(self.weights[:-1], self.biases[:-1], strict=True):
             x = x @ weight + bias
             x = x * (0.5 * (1.0 + np.tanh(0.5 * x)))  # SiLU, in a form that cannot overflow
-        mean, raw_std = np.split(x @ self.weights[-1] + self.biases[-1], 2, axis=-1)
+        out = x @ self.weights[-1] + self.biases[-1]
+        mean, raw_std = out[..., : self.act_size], out[..., self.act_size :]
         return mean, np.logaddexp(0.0, raw_std) + MIN_ACTION_STD
 
     def predict(

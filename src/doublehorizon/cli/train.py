@@ -43,8 +43,9 @@ class Train:
     seed: int = 0
     """The first seed."""
     preset: Literal["dhmbpo", "paper", "light", "quick", "svg", "mbpo", "sac"] = "dhmbpo"
-    """Where the numbers below start from: dhmbpo is the paper's algorithm with shorter late fits, paper has its own
-    fits and precision, light suits a CPU, quick a CPU and a small task; svg, mbpo and sac are its relatives."""
+    """Where the numbers below start from: dhmbpo is the paper's algorithm with a model that is fitted a little and
+    often, paper has its own fits and precision, light suits a CPU, quick a CPU and a small task; svg, mbpo and sac are
+    the paper's relatives."""
     out: Path | None = None
     """The run folder. Default: runs/ENV-DATE-TIME."""
     updates_per_step: float | None = None
