@@ -141,10 +141,11 @@ def test_what_cannot_be_measured_is_told(run, tmp_path, capsys):
 
 def test_values_are_written_as_in_json_or_python():
     text = "model.dropout=[0.1,0.2,0.3] fit.batches_factor=None fit.learning_rate=2e-3 model.noise=state"
-    config = _tried("light", text)
+    title, config = _tried("light", text)
+    assert title == text and _tried("light", f"as written: {text}") == ("as written", config)
     assert config.model.dropout == (0.1, 0.2, 0.3) and config.fit.batches_factor is None
     assert config.fit.learning_rate == 2e-3 and config.model.noise == "state"
-    assert _tried("light", "fit.batches_factor=null").fit.batches_factor is None
+    assert _tried("light", "fit.batches_factor=null")[1].fit.batches_factor is None
     assert config.critic == PRESETS["light"].critic
 
 

@@ -3,6 +3,7 @@
 import ast
 import dataclasses
 import json
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -27,10 +28,10 @@ a training would, iteration by iteration, and asks each model about the transiti
 examples:
   doublehorizon bench-model runs/ant
   doublehorizon bench-model runs/ant runs/hopper --preset light --json
-  doublehorizon bench-model ant.npz --try "fit.batch_size=512" --try "fit.batch_size=512 fit.learning_rate=2e-3"
+  doublehorizon bench-model ant.npz --try "fit.batch_size=1024" --try "slow: fit.batch_size=256 fit.learning_rate=1e-3"
 
-Each --try changes some values of the preset; the preset itself is measured first. RMSE is in units of the spread of
-what is predicted: 1 is as bad as predicting the mean."""
+Each --try changes some values of the preset, and may begin with a title; the preset itself is measured first. RMSE is
+in units of the spread of what is predicted: 1 is as bad as predicting the mean."""
 
 
 @dataclass
@@ -42,7 +43,7 @@ class BenchModel:
     preset: Literal["dhmbpo", "paper", "light", "quick"] = "dhmbpo"
     """Whose way of fitting."""
     tries: Annotated[
-        tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(name="try", metavar="NAME=VALUE ...")
+        tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(name="try", metavar="[TITLE:] NAME=VALUE ...")
     ] = ()
     """Other values of it to measure beside it, by names such as fit.batch_size; may be given several times."""
     first: int = 5000
@@ -67,7 +68,7 @@ def run(arguments: list[str]) -> int:
     require_positive(options, "first", "scored_from", "last")
     if not options.replays:
         raise UserError("no transitions were given: name a run folder or an .npz file.")
-    configs = {options.preset: preset(options.preset)} | {text: _tried(options.preset, text) for text in options.tries}
+    configs = {options.preset: preset(options.preset)} | dict(_tried(options.preset, text) for text in options.tries)
     prepare_jax(options.device, deterministic=False)
     found = _measure(options, configs)
     _draw(found, options.out)
@@ -80,17 +81,18 @@ def run(arguments: list[str]) -> int:
     return 0
 
 
-def _tried(name: str, text: str) -> Config:
-    """The preset with the values that the text names."""
+def _tried(name: str, text: str) -> tuple[str, Config]:
+    """A title, which is the text itself if it has none, and the preset with the values that the text names."""
+    title, colon, rest = text.partition(": ")
     values: dict[str, Any] = {}
-    for part in text.split():
+    for part in (rest if colon else text).split():
         key, equals, value = part.partition("=")
         group, _, inner = key.partition(".")
         fields = getattr(getattr(PRESETS[name], group, None), "__dataclass_fields__", {}) if inner else ()
         if not equals or (inner or group) not in (fields or PRESETS[name].__dataclass_fields__):
             raise UserError(f"--try has {part!r}, but NAME=VALUE is needed, with a name such as fit.batch_size.")
         values[key] = _value(value)
-    return changed(PRESETS[name], values)
+    return title, changed(PRESETS[name], values)
 
 
 def _value(text: str) -> Any:
@@ -145,9 +147,9 @@ def _draw(found: dict[str, dict[str, "Score"]], path: Path) -> None:
     figure, axes = figure_of(len(found))
     for axis, (name, ways) in zip(axes, found.items(), strict=True):
         for color, (way, score) in zip(COLORS * len(ways), ways.items(), strict=False):
-            axis.plot(score.seconds, score.member_rmse, "o", color=color, label=way)
+            axis.plot(score.seconds, score.member_rmse, "o", color=color, label=textwrap.fill(way, 90))
         axis.set(title=Path(name).stem, xlabel="seconds of the fits", ylabel="RMSE of members on the next steps")
-        axis.set_xscale("log")
+        axis.set_xlim(left=0.0)
         axis.grid(alpha=0.3)
-        axis.legend(fontsize="x-small")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", fontsize="small")
     save_figure(figure, path)
