@@ -20,7 +20,27 @@ def test_the_interval_is_welchs():
     freedom = (a + b) ** 2 / (a**2 / 3 + b**2 / 2)
     half = stats.t.ppf(0.975, freedom) * np.sqrt(a + b)
     assert (result.low, result.high) == pytest.approx((result.difference - half, result.difference + half))
-    assert result.below == (result.high < 0)
+    assert result.below and not result.above
+    assert compare(curves(*theirs), curves(*ours), (10, 20)).above
+    alike = compare(curves(1.0, 5.0), curves(2.0, 4.5), (10, 20))
+    assert not alike.below and not alike.above
+
+
+def test_what_two_runs_have_in_common_is_compared(tmp_path, capsys):
+    from doublehorizon import cli
+
+    for name, shift, steps in (("a", 0.0, (0, 10, 20, 30)), ("b", 50.0, (0, 10, 25, 30)), ("c", 0.0, (0, 7))):
+        rows = [f"{step},{step + k + shift},{k}" for step in steps for k in range(3)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["step,reward,seed", *rows]))
+    a, b, c = (str(tmp_path / f"{name}.csv") for name in "abc")
+    assert cli._status(["compare", b, a]) == 0
+    said = capsys.readouterr().out
+    assert "evaluations at 10, 30;" in said and "difference 50.0" in said and f"{b} is above, beyond chance" in said
+    assert cli._status(["compare", a, b]) == 0 and f"{a} is below, beyond chance" in capsys.readouterr().out
+    assert cli._status(["compare", a, "--reference", a]) == 0
+    assert "this run is neither above nor below beyond chance" in capsys.readouterr().out
+    assert cli._status(["compare", a, c]) == 2
+    assert "the first at 0, 10, 20, 30, the second at 0, 7." in capsys.readouterr().err
 
 
 def test_a_run_that_misses_an_evaluation_is_named():

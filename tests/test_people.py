@@ -57,7 +57,7 @@ def test_eval_repeats_itself_and_other_episodes_differ(run, capsys):
     again = json.loads(said(capsys, "eval", str(run), "--episodes", "1", "--first", "1", "--json"))["returns"]
     assert set(first) == {"0", "1"} and first["0"][1] == again["0"][0] != first["0"][0]
     words = said(capsys, "eval", str(run), "--episodes", "2", "--seeds", "1")
-    assert words.startswith("seed 1: ") and "+-" in words
+    assert words.startswith("seed 1: ") and " ± " in words
     assert "has no seed 7" in mistake(capsys, "eval", str(run), "--seeds", "7")
     assert "obs_size 3" in mistake(capsys, "eval", str(run), "--env", "InvertedPendulum-v5")
     assert "is no run folder" in mistake(capsys, "eval", str(run / "policy"))
@@ -177,7 +177,8 @@ def test_plot_takes_more_seeds_of_a_method_together_and_draws_a_reference_beside
     assert len(both["ours"]) == 4 and both["difference"] == pytest.approx(-1.0)
     assert "in two of the runs" in mistake(capsys, "compare", str(run), str(run), "--reference", str(run))
     assert "several tasks" in mistake(capsys, "compare", str(run), str(tmp_path), "--reference", str(run))
-    assert "nothing to compare" in mistake(capsys, "compare", "--reference", str(run))
+    assert "0 runs were given and a reference" in mistake(capsys, "compare", "--reference", str(run))
+    assert "1 runs were given, but two are needed" in mistake(capsys, "compare", str(run))
     write_rows(more / "eval.csv", [row | {"step": "7"} for row in later if row["step"] == "80"])
     assert "at no step that all have" in mistake(capsys, *words, "--out", str(tmp_path / "a.svg"))
     drawn = (tmp_path / "a.svg").read_text()

@@ -33,6 +33,11 @@ class Comparison:
         """Whether ours is worse beyond chance: the whole interval is below zero."""
         return self.high < 0
 
+    @property
+    def above(self) -> bool:
+        """Whether ours is better beyond chance."""
+        return self.low > 0
+
 
 def read_curves(path: Path, column: str = "reward") -> Curves:
     """Reads a CSV with the columns `step`, `reward` and `seed` (more are fine); another column instead of rewards."""

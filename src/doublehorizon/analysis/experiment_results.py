@@ -135,14 +135,16 @@ def table(outcome: Outcome) -> str:
     """The table as text."""
     width = max((len(line.task) for line in outcome.lines), default=0)
     rows = [
-        f"{'task':<{width}}  {'variant':<22} {'seeds':>5} {'step':>8}  {'return':>18}  {'published':>9} {'minutes':>8}"
+        f"{'task':<{width}}  {'variant':<22} {'seeds':>5} {'step':>8}  {'return [95% interval]':<29}  {'published':>9} "
+        f"{'minutes':>8}"
     ]
     for line in outcome.lines:
         beside = "" if line.published is None else f"{line.published:.1f}"
-        spread = f"+- {line.half:.1f}" if line.seeds > 1 else ""
+        interval = f"[{line.mean - line.half:.1f}, {line.mean + line.half:.1f}]" if line.seeds > 1 else ""
         rows.append(
-            f"{line.task:<{width}}  {line.variant:<22} {line.seeds:>5} {line.step:>8}  {line.mean:>9.1f} {spread:<9}  "
-            f"{beside:>9} {line.minutes:>8.1f}{'' if line.complete else '  (not complete)'}"
+            f"{line.task:<{width}}  {line.variant:<22} {line.seeds:>5} {line.step:>8}  "
+            f"{line.mean:>9.1f} {interval:<19}  {beside:>9} {line.minutes:>8.1f}"
+            f"{'' if line.complete else '  (not complete)'}"
         )
     for name, found in outcome.scores.items():
         scores = ", ".join(f"{what} {x.value:.2f} [{x.low:.2f}, {x.high:.2f}]" for what, x in found.items())

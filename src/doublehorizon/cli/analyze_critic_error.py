@@ -124,14 +124,20 @@ def _draw(found: Found, path: Any) -> None:
 
 
 def _words(found: Found) -> str:
-    lines = ["relative error of the critics' targets (root of the median squared error), mean over repeats"]
+    lines = [
+        "relative error of the critics' targets (root of the median squared error), mean over repeats [95% interval]"
+    ]
     for seed, curves in found.items():
         for label, curve in curves.items():
             mean, half = curve.mean_and_interval()
             picked = sorted({0, len(mean) // 4, len(mean) // 2, len(mean) - 1})
-            values = "   ".join(f"{curve.updates[i]}: {mean[i]:.3f} +- {half[i]:.3f}" for i in picked)
+            values = "   ".join(f"{curve.updates[i]}: {_interval(mean[i], half[i])}" for i in picked)
             lines.append(f"  seed {seed}, {label:<27} {values}")
     return "\n".join(lines)
+
+
+def _interval(mean: float, half: float) -> str:
+    return f"{mean:.3f} [{mean - half:.3f}, {mean + half:.3f}]"
 
 
 def _plain(found: Found, path: str) -> dict[str, Any]:

@@ -66,5 +66,5 @@ def run(arguments: list[str]) -> int:
 
 
 def _words(values: list[float]) -> str:
-    spread = f" +- {np.std(values, ddof=1):.1f}" if len(values) > 1 else ""
+    spread = f" ± {np.std(values, ddof=1):.1f}" if len(values) > 1 else ""
     return f"{np.mean(values):.1f}{spread}"
