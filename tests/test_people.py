@@ -257,9 +257,9 @@ def test_callbacks_hear_of_iterations_and_tests_and_can_stop():
         def on_iteration(self, progress):
             self.iterations.append(progress.step)
 
-        def on_evaluation(self, progress, step, returns):
-            self.tests[step] = set(returns)
-            return step < 40
+        def on_evaluation(self, progress, evaluation):
+            self.tests[evaluation.step] = set(evaluation.returns)
+            return evaluation.step < 40
 
     heard = Heard()
     model = dh.DHMBPO("Pendulum-v1", seeds=2, config=TINY).learn(160, callback=heard)

@@ -10,15 +10,26 @@ if TYPE_CHECKING:
     from doublehorizon.config import Config as Config
     from doublehorizon.errors import UserError as UserError
     from doublehorizon.run import trackers as trackers
-    from doublehorizon.training.train import Callback as Callback
+    from doublehorizon.training import callbacks as callbacks
+    from doublehorizon.training.callbacks import Callback as Callback
 
 __version__ = "0.1.0"
-__all__ = ["DHMBPO", "Callback", "Config", "UserError", "__version__", "load_policy", "presets", "trackers"]
+__all__ = [
+    "DHMBPO",
+    "Callback",
+    "Config",
+    "UserError",
+    "__version__",
+    "callbacks",
+    "load_policy",
+    "presets",
+    "trackers",
+]
 
-_MODULES = {"presets": "presets", "trackers": "run.trackers"}
+_MODULES = {"presets": "presets", "trackers": "run.trackers", "callbacks": "training.callbacks"}
 _HOMES = {
     "DHMBPO": "api",
-    "Callback": "training.train",
+    "Callback": "training.callbacks",
     "Config": "config",
     "UserError": "errors",
     "load_policy": "acting.policy",
@@ -31,3 +42,7 @@ def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(import_module(f"doublehorizon.{_HOMES[name]}"), name)
     raise AttributeError(f"module 'doublehorizon' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

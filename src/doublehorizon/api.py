@@ -28,8 +28,9 @@ from doublehorizon.run.replay_files import Archived
 from doublehorizon.run.trackers import Tracker
 from doublehorizon.schedule import random_steps, steps_per_iteration
 from doublehorizon.signals import stoppable
+from doublehorizon.training.callbacks import CallbackLike, as_callback
 from doublehorizon.training.live_view import View, introduction
-from doublehorizon.training.train import CallbackLike, train
+from doublehorizon.training.train import train
 
 
 class DHMBPO:
@@ -113,7 +114,7 @@ class DHMBPO:
             out: a folder for `config.json`, `eval.csv`, `progress.csv`, the policies and checkpoints; a new one, or
                 that in which this agent, or the one it was loaded from, has been learning.
             callback: a `dh.Callback`, or a function that is called after each iteration with the run's `Progress`;
-                returning False stops.
+                returning False stops. Several as a list; `dh.callbacks` has ready ones.
             progress_bar: show how far it is, on a terminal or in a notebook.
             trackers: other places for its figures, such as `dh.trackers.TensorBoard(folder)`; they stay open.
         """
@@ -146,6 +147,7 @@ class DHMBPO:
         self, goal: int, out: str | Path | None, callback: CallbackLike, progress_bar: bool, trackers: Sequence[Tracker]
     ) -> None:
         """Trains until `goal` simulator steps per seed are done in all."""
+        called = as_callback(callback)
         self._check_readiness()
         use_compilation_cache()
         forget_programs()
@@ -163,7 +165,7 @@ class DHMBPO:
             for note in self._notes:
                 view.warn(note)
             self._notes = []
-            train(progress, pool, folder, view, callback, trackers)
+            train(progress, pool, folder, view, called, trackers)
 
     def _rounded(self, steps: int) -> int:
         """Simulator steps of the whole iterations that `steps` steps need."""
@@ -182,10 +184,10 @@ class DHMBPO:
             yield folder
 
     def _check_readiness(self) -> None:
-        if self._progress is None and self.config.loop.seed_iterations == 0 and self._knowledge.data is None:
+        if self._progress is None and self.random_timesteps == 0 and self._knowledge.data is None:
             raise UserError(
-                "loop.seed_iterations is 0, but there must be something to learn from: give transitions (data), or ask "
-                "for at least 1."
+                "there are no random steps (loop.seed_iterations or loop.seed_episodes is 0), but there must be "
+                "something to learn from: give transitions (data), or ask for at least 1."
             )
         if self._progress is not None and not self._progress.machinery.whole:
             raise UserError("the last learn() was stopped inside an iteration. Load a saved agent, or start a new one.")

@@ -4,6 +4,7 @@ from doublehorizon.acting.workers import WorkerPool
 from doublehorizon.run.logs import RunLogs
 from doublehorizon.run.progress import Progress
 from doublehorizon.run.run_state import PendingEvaluation
+from doublehorizon.training.callbacks import Evaluation
 from doublehorizon.training.live_view import View
 
 
@@ -27,9 +28,9 @@ class Evaluations:
             self._progress.update(pending=state.pending | {step: test})
             self._send(step)
 
-    def gather(self, block: bool = False) -> list[int]:
-        """Logs what is done, in order; with `block`, waits for all. A row's time is that at which its policy was
-        ready. Returns the steps of the tests that are done."""
+    def gather(self, block: bool = False) -> list[Evaluation]:
+        """The tests that are done, in order, which are logged; with `block`, waits for all. A row's time is that at
+        which its policy was ready."""
         done = []
         for step, seed, value in self._pool.finished_evaluations(block):
             self._found.setdefault(step, {})[seed] = value
@@ -45,7 +46,7 @@ class Evaluations:
             self._progress.update(pending=left, returns=state.returns | {step: returns})
             del self._found[step]
             self._view.evaluated(step, returns)
-            done.append(step)
+            done.append(Evaluation(step, returns, test.policies))
         return done
 
     def _send(self, step: int) -> None:

@@ -1,10 +1,9 @@
 """The loop around the algorithm: collect, check, learn, evaluate, log, keep. Host code; the arithmetic is in
 `algorithm/agent.py`."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from doublehorizon.run.run_state import RunState
 from doublehorizon.run.trackers import Tracker
 from doublehorizon.schedule import evaluate_every
 from doublehorizon.signals import unstoppable
+from doublehorizon.training.callbacks import Callback, Evaluation
 from doublehorizon.training.env_checks import check_reward, check_termination
 from doublehorizon.training.evaluations import Evaluations
 from doublehorizon.training.learning_phase import Clock, SeedMetrics, learn
@@ -27,34 +27,12 @@ from doublehorizon.training.time_left import seconds_left
 from doublehorizon.training.trouble_signs import TroubleSigns
 
 
-class Callback:
-    """Base class for callbacks. Each method may return False to stop the run; a plain function in its place is called
-    as `on_iteration`."""
-
-    def on_iteration(self, progress: Progress) -> bool | None:
-        """After each iteration; `progress.step`, `progress.policies` and `progress.last_returns()` say how it goes."""
-
-    def on_evaluation(self, progress: Progress, step: int, returns: dict[int, float]) -> bool | None:
-        """When the test that was started at `step` is done: the mean return of each seed."""
-
-
-CallbackLike = Callback | Callable[[Progress], Any] | None
-
-
-class _Function(Callback):
-    def __init__(self, function: Callable[[Progress], Any]):
-        self._function = function
-
-    def on_iteration(self, progress: Progress) -> Any:
-        return self._function(progress)
-
-
 def train(
     progress: Progress,
     pool: WorkerPool,
     out: Path | None,
     view: View,
-    callback: CallbackLike = None,
+    callback: Callback,
     trackers: Sequence[Tracker] = (),
 ) -> None:
     """Iterates until the run's goal is reached, or the callback returns False. However it ends, the run stands at the
@@ -67,7 +45,6 @@ def train(
         logs = _open_logs(progress, out, view, trackers)
         boundary = progress.update(log_sizes=logs.sizes())
         checkpoints.write(boundary)
-        callback = callback if isinstance(callback, Callback) else _Function(callback or (lambda progress: None))
         for boundary in _boundaries(progress, pool, logs, view, callback):
             checkpoints.write_if_due(boundary)
     except BaseException:
@@ -112,9 +89,9 @@ def _boundaries(
     yield progress.update(episodes=pool.episodes, log_sizes=logs.sizes())
 
 
-def _report_evaluations(callback: Callback, progress: Progress, steps: list[int]) -> bool:
+def _report_evaluations(callback: Callback, progress: Progress, done: list[Evaluation]) -> bool:
     """Calls back for the tests that are done; whether to go on."""
-    return all([callback.on_evaluation(progress, step, progress.returns[step]) is not False for step in steps])
+    return all([callback.on_evaluation(progress, evaluation) is not False for evaluation in done])
 
 
 def _open_logs(progress: Progress, out: Path | None, view: View, trackers: Sequence[Tracker]) -> RunLogs:
