@@ -108,7 +108,7 @@ def test_an_iteration_end_to_end(env, sizes, termination, tmp_path):
     model = dh.DHMBPO(env, config=limited() if not isinstance(env, str) else TINY)
     assert (model.spec.obs_size, model.spec.act_size, model.spec.termination) == (*sizes, termination)
     model.learn(model.random_timesteps, out=tmp_path / "run")
-    sample = model._make_env()
+    sample = model.get_env()
     obs, _ = sample.reset(seed=0)
     act, _ = model.predict(obs)
     assert sample.action_space.contains(act.astype(sample.action_space.dtype))

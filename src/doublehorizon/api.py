@@ -15,11 +15,12 @@ from doublehorizon.acting.recorded_data import Source, load_transitions
 from doublehorizon.acting.workers import WorkerPool
 from doublehorizon.algorithm.devices import find_devices, forget_programs, use_compilation_cache, using
 from doublehorizon.config import Config
-from doublehorizon.envs.gym_check import complaints, is_users_own
-from doublehorizon.envs.make import EnvLike, EnvSpec, Simulator, describe, factory, time_limit_note
+from doublehorizon.envs.env_source import look_at
+from doublehorizon.envs.make import EnvLike, EnvSpec, Simulator
 from doublehorizon.envs.spaces import flat_observation
 from doublehorizon.errors import UserError
 from doublehorizon.jax_settings import DETERMINISTIC_FLAG, asked_for_determinism
+from doublehorizon.presets import preset
 from doublehorizon.run import checkpoint_writer, run_folder
 from doublehorizon.run.checkpoint_reader import read_newest, read_step, restore
 from doublehorizon.run.prior_knowledge import PriorKnowledge
@@ -41,7 +42,7 @@ class DHMBPO:
             environment, or an environment (for one seed).
         seed: the first seed.
         seeds: how many seeds to train side by side: `seed`, `seed + 1`, ...
-        config: the numbers of the algorithm; `dh.Config()` if None. `dh.presets` has others.
+        config: the numbers of the algorithm, or the name of a preset; `dh.Config()` if None. `dh.presets` has others.
         device: "cpu", "gpu" or None for the best there is. Of several GPUs as many are used as share the seeds out
             evenly.
         termination_rule: your own, from next observations `[..., obs]` to flags `[...]`, of operators, array methods or
@@ -61,7 +62,7 @@ class DHMBPO:
         *,
         seed: int = 0,
         seeds: int = 1,
-        config: Config | None = None,
+        config: Config | str | None = None,
         device: str | None = None,
         termination_rule: Callable[[Any], Any] | None = None,
         reward: Callable[[Any, Any, Any], Any] | None = None,
@@ -73,25 +74,12 @@ class DHMBPO:
             raise UserError(f"seeds is {seeds}, but at least one is needed.")
         if not 0 <= seed < 2**31 - seeds:
             raise UserError(f"seed is {seed}, but it must lie between 0 and {2**31 - seeds - 1}.")
-        self.is_object = isinstance(env, gym.Env)
-        self.config = config or Config()
-        wanted = max(seeds, self.config.loop.num_envs)
-        if self.is_object and wanted > 1:
-            raise UserError(
-                f"an environment object serves one seed, but {wanted} environments are needed. Pass an id or a "
-                "function that makes one."
-            )
+        self.config = preset(config) if isinstance(config, str) else config or Config()
         self.seeds = list(range(seed, seed + seeds))
         self.devices = find_devices(device, seeds)
-        self._make_env = factory(env, self.config.loop)
-        sample = self._make_env()
-        self._spec = describe(sample, self.config, env if isinstance(env, str) else None, termination_rule)
-        self._obs_space, self._act_shape = sample.observation_space, sample.action_space.shape or ()
-        self._notes = complaints(sample, self._spec.name) if check and is_users_own(sample) else []
-        self._notes += time_limit_note(sample, self._spec, self.config.loop)
-        if not self.is_object:
-            sample.close()
-        prior = None if data is None else load_transitions(data, self._spec, self.config.fit.held_out_every)
+        self._env = look_at(env, self.config, seeds, termination_rule, check)
+        self._notes = self._env.notes
+        prior = None if data is None else load_transitions(data, self._env.spec, self.config.fit.held_out_every)
         seed_policy = load_policy(seed_policy) if isinstance(seed_policy, str | Path) else seed_policy
         self._knowledge = PriorKnowledge(reward, prior, seed_policy)
         self._progress: Progress | None = None
@@ -159,7 +147,7 @@ class DHMBPO:
             if folder is not None:
                 run_folder.write_config(folder, progress)
             view = stack.enter_context(View(self.spec.name, goal, quiet=not progress_bar))
-            runners = (self.seeds, self.config.loop.num_envs, self.is_object, progress.state.episodes)
+            runners = (self.seeds, self.config.loop.num_envs, self._env.is_object, progress.state.episodes)
             pool = stack.enter_context(WorkerPool(self.worker_spec(), *runners))
             view.say(introduction(self.spec, len(self.seeds), progress.setup.iteration_steps, goal, self.devices))
             for note in self._notes:
@@ -219,27 +207,43 @@ class DHMBPO:
     ) -> tuple[np.ndarray, Any]:
         """Actions of the seed with the best last test return, in the environment's own range and shape."""
         policy = self._best()
-        if policy.layout is not None or isinstance(self._obs_space, gym.spaces.Box):
+        if policy.layout is not None or isinstance(self._env.obs_space, gym.spaces.Box):
             return policy.predict(observation, state, episode_start, deterministic, self._rng)
-        flat = flat_observation(self._obs_space, observation)  # only Gymnasium can lay it out
+        flat = flat_observation(self._env.obs_space, observation)  # only Gymnasium can lay it out
         action, state = policy.predict(flat, state, episode_start, deterministic, self._rng)
-        return action.reshape(self._act_shape), state
+        return action.reshape(self._env.act_shape), state
 
     def evaluate(self, episodes: int = 10) -> float:
         """Mean return of `episodes` test episodes with `predict`'s policy."""
         if episodes < 1:
             raise UserError(f"episodes is {episodes}, but at least 1 is needed.")
-        simulator = Simulator(self._make_env(), self.spec)
+        simulator = Simulator(self._env.make(), self.spec)
         try:
             return EnvRunner(simulator, self.seeds[0]).evaluate(0, self._best(), episodes)
         finally:
-            if not self.is_object:
+            if not self._env.is_object:
                 simulator.close()
+
+    def get_env(self) -> gym.Env:
+        """The environment that was given; where an id or a function was given, a new one, for the caller to close."""
+        return self._env.make()
+
+    def set_env(self, env: EnvLike) -> None:
+        """From now on it learns in, and is tested on, another environment with the same spaces: a simulator with other
+        masses, say. What was learnt is kept; episodes begin anew."""
+        found = look_at(env, self.config, len(self.seeds), check=False)
+        assumed = [] if self._progress is None else self._progress.move_to(found.spec)
+        self._env, self._notes = found, assumed + found.notes
 
     @property
     def spec(self) -> EnvSpec:
         """What is known of the environment; a termination rule that it contradicted is marked as learned."""
-        return self._spec if self._progress is None else self._progress.spec
+        return self._env.spec if self._progress is None else self._progress.spec
+
+    @property
+    def has_env_object(self) -> bool:
+        """Whether an environment itself was given, which stays in this process."""
+        return self._env.is_object
 
     @property
     def given(self) -> list[str]:
@@ -309,18 +313,10 @@ class DHMBPO:
         a function. No code is imported that the files name."""
         path = Path(path)
         saved, problems = read_newest(path) if step is None else (read_step(path, step), [])
-        name, seeds = saved.env.get("name"), saved.seeds
-        if env is None:
-            if not saved.env.get("registered") or not isinstance(name, str) or ":" in name:
-                raise UserError(
-                    f"{path} was not trained on a registered id but on {name!r}: pass the environment too, "
-                    "load(path, env=...) or --env module:function."
-                )
-            env = name
         model = cls(
-            env,
-            seed=seeds[0],
-            seeds=len(seeds),
+            saved.registered_id() if env is None else env,
+            seed=saved.seeds[0],
+            seeds=len(saved.seeds),
             config=saved.config,
             device=device,
             termination_rule=termination_rule,
@@ -342,7 +338,7 @@ class DHMBPO:
         """What its worker processes are given."""
         loop = self.config.loop
         return WorkerSpec(
-            self._make_env,
+            self._env.make,
             self.spec,
             seed_policy=self._knowledge.seed_policy,
             exploration=exploration(loop),

@@ -80,4 +80,9 @@ def find_rule(env: gym.Env) -> Rule | None:
     plain = gym.spec(env.spec.id).kwargs
     if any(plain.get(name) != value for name, value in env.spec.kwargs.items() if name != "render_mode"):
         return None
-    return next((rule for pattern, rule in _BY_ID.items() if re.fullmatch(pattern, env.spec.id)), None)
+    return rule_of_id(env.spec.id)
+
+
+def rule_of_id(name: str) -> Rule | None:
+    """The rule of a plain id, if one is known."""
+    return next((rule for pattern, rule in _BY_ID.items() if re.fullmatch(pattern, name)), None)

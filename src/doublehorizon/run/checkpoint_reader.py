@@ -18,6 +18,7 @@ from doublehorizon.algorithm.replay_buffer import ReplayBuffer
 from doublehorizon.atomic_files import digest, existing_folder
 from doublehorizon.config import Config
 from doublehorizon.config_json import from_run
+from doublehorizon.envs.env_source import adapted
 from doublehorizon.envs.make import EnvSpec, Termination
 from doublehorizon.errors import UserError
 from doublehorizon.run import replay_files
@@ -37,7 +38,6 @@ from doublehorizon.run.run_state import decode
 from doublehorizon.schedule import steps_per_iteration
 
 _WRONG = (LookupError, TypeError, ValueError, AttributeError, OverflowError, UserError)
-_SAME = ("obs_size", "act_size", "time_limit", "action_repeat", "action_low", "action_high", "layout")
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,16 @@ class SavedCheckpoint:
     about: dict[str, Any]
     arrays: dict[str, np.ndarray]
     rows: replay_files.ReplayArrays
+
+    def registered_id(self) -> str:
+        """The name by which its environment can be made again. What a file names is not imported."""
+        name = self.env.get("name")
+        if not self.env.get("registered") or not isinstance(name, str) or ":" in name:
+            raise UserError(
+                f"{self.path.parents[1]} was not trained on a registered id but on {name!r}: pass the environment too, "
+                "load(path, env=...) or --env module:function."
+            )
+        return name
 
 
 def read_newest(folder: Path) -> tuple[SavedCheckpoint, list[str]]:
@@ -102,12 +112,15 @@ def restore(
     """The run as it stood, for an environment with the same spaces, and what is not as it was then."""
     knowledge = knowledge or PriorKnowledge()
     devices = devices or find_devices(None, len(saved.seeds))
-    _check_environment(saved, spec, knowledge)
+    spec, assumed = adapted(spec, saved.env, str(saved.path))
+    _check_functions(saved, spec, knowledge)
     try:
         spec = replace(spec, termination=saved.env["termination"])  # a rule that was found wrong stays given up
         progress = _assembled(saved, spec, devices, knowledge)
     except (MemoryError, *_WRONG) as problem:
         raise UserError(f"{saved.path} does not fit together: {_line(problem)}") from problem
+    if assumed:
+        progress.update(episodes={})  # those that were running were another environment's
     now, then = machine(devices), saved.machine
     changes = [f"{name} {then.get(name)} is now {now[name]}" for name in now if then.get(name) != now[name]]
     facts = spec.facts()
@@ -117,7 +130,7 @@ def restore(
         if saved.env.get(name) != facts[name]
     ]
     notes = [f"the run goes on, but not bit for bit as it would have: {', '.join(changes)}"] if changes else []
-    return progress, notes
+    return progress, notes + assumed
 
 
 def _read(folder: Path, step: int) -> SavedCheckpoint:
@@ -190,12 +203,8 @@ def _read_about(path: Path) -> dict[str, Any]:
     return about
 
 
-def _check_environment(saved: SavedCheckpoint, spec: EnvSpec, knowledge: PriorKnowledge) -> None:
-    now = json.loads(json.dumps(spec.facts()))
-    then = {"layout": now["layout"]} | saved.env  # runs of version 0.1 say nothing of it
-    for name in _SAME:
-        if then.get(name) != now[name]:
-            raise UserError(f"{saved.path} was trained with {name} {then.get(name)}, but {spec.name} has {now[name]}.")
+def _check_functions(saved: SavedCheckpoint, spec: EnvSpec, knowledge: PriorKnowledge) -> None:
+    """Those that the run had must be given again, and no others."""
     for what in ("reward", "seed_policy"):
         if what in knowledge.given and what not in saved.given:
             raise UserError(f"{saved.path} was trained without a {what}; with one it would be another run.")

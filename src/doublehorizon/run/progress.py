@@ -18,7 +18,9 @@ from doublehorizon.algorithm.devices import Devices, find_devices, over_seeds
 from doublehorizon.algorithm.replay_buffer import ReplayBuffer
 from doublehorizon.algorithm.types import Task, Transition
 from doublehorizon.config import Config
+from doublehorizon.envs.env_source import adapted
 from doublehorizon.envs.make import EnvSpec
+from doublehorizon.errors import UserError
 from doublehorizon.run.prior_knowledge import PriorKnowledge, make_task, try_functions
 from doublehorizon.run.replay_files import Archived
 from doublehorizon.run.run_state import RunState
@@ -171,6 +173,19 @@ class Progress:
         with unstoppable():  # the old replay's memory is reused
             self.machinery.replay, changed = agent.store((rows, self.agent), self.replay)
             self.update(agent=changed)
+
+    def move_to(self, spec: EnvSpec) -> list[str]:
+        """Goes on in another environment with the same spaces, where episodes begin anew; what is assumed of it."""
+        spec, assumed = adapted(spec, self.spec.facts(), "this agent")
+        if self.state.termination == "known" and spec.terminates is None:
+            raise UserError(
+                f"this agent knows when episodes of {self.spec.name} end, but not when those of {spec.name} do: give "
+                "the environment a method is_terminal(next_obs)."
+            )
+        self.setup = replace(self.setup, spec=spec)
+        self.update(episodes={})
+        self.machinery.programs = None
+        return assumed
 
     def go_back(self, to: RunState) -> None:
         """Goes back to where the run stood, from anywhere inside the iteration that came next."""

@@ -1,0 +1,78 @@
+"""An environment as a user gives it, looked at once: how to make it, and all that is known of it."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import gymnasium as gym
+
+from doublehorizon.config import Config
+from doublehorizon.envs.gym_check import complaints, is_users_own
+from doublehorizon.envs.make import EnvLike, EnvSpec, Rule, describe, factory, time_limit_note
+from doublehorizon.envs.termination import rule_of_id
+from doublehorizon.errors import UserError
+
+_SAME = ("obs_size", "act_size", "time_limit", "action_repeat", "action_low", "action_high", "layout")
+
+
+@dataclass(frozen=True)
+class EnvSource:
+    """What makes an environment, or, if `is_object`, hands out the one that was given; what it is; and what a user
+    should know of it."""
+
+    make: Callable[[], gym.Env]
+    is_object: bool
+    spec: EnvSpec
+    obs_space: gym.Space
+    act_shape: tuple[int, ...]
+    notes: list[str]
+
+
+def look_at(env: EnvLike, config: Config, num_seeds: int, rule: Rule | None = None, check: bool = True) -> EnvSource:
+    """Makes one to see what it is. `rule` is the user's own of when it ends; with `check`, Gymnasium's `check_env`
+    looks at it, too, if it is the user's own."""
+    is_object, wanted = isinstance(env, gym.Env), max(num_seeds, config.loop.num_envs)
+    if is_object and wanted > 1:
+        raise UserError(
+            f"an environment object serves one seed, but {wanted} environments are needed. Pass an id or a "
+            "function that makes one."
+        )
+    _refuse_vectors(env)
+    make = factory(env, config.loop)
+    sample: Any = make()
+    _refuse_vectors(sample)
+    spec = describe(sample, config, env if isinstance(env, str) else None, rule)
+    notes = complaints(sample, spec.name) if check and is_users_own(sample) else []
+    notes += time_limit_note(sample, spec, config.loop)
+    if not is_object:
+        sample.close()
+    return EnvSource(make, is_object, spec, sample.observation_space, sample.action_space.shape or (), notes)
+
+
+def _refuse_vectors(env: Any) -> None:
+    """Several environments in one are not stepped here."""
+    is_sb3 = hasattr(env, "step_async") and hasattr(env, "num_envs")
+    if is_sb3 or isinstance(env, gym.vector.VectorEnv):
+        raise UserError(
+            f"env is a {type(env).__name__}, which holds {env.num_envs} environments. Pass an id or a function that "
+            f"makes one, and num_envs in the config for several: loop.num_envs = {env.num_envs}."
+        )
+
+
+def adapted(spec: EnvSpec, then: dict[str, Any], where: str) -> tuple[EnvSpec, list[str]]:
+    """What goes on in this environment was learnt in one whose facts are `then`: all that a policy depends on must be
+    the same. Where that one's ends were known, and this one is the same but for options, its ends are assumed to be the
+    same too, which is told."""
+    now, then = (json.loads(json.dumps(facts)) for facts in (spec.facts(), then))
+    then.setdefault("layout", now["layout"])  # runs of version 0.1 say nothing of it
+    for name in _SAME:
+        if then.get(name) != now[name]:
+            raise UserError(f"{where} was trained with {name} {then.get(name)}, but {spec.name} has {now[name]}.")
+    if then.get("termination") != "known" or spec.terminates is not None or spec.name != then.get("name"):
+        return spec, []
+    note = (
+        f"{spec.name} was made with options; when its episodes end is assumed to be as without them, and checked "
+        "against every step"
+    )
+    return replace(spec, terminates=rule_of_id(spec.name)), [note]
