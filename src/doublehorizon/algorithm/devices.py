@@ -32,9 +32,10 @@ def find_devices(kind: str | None, num_seeds: int) -> Devices:
     """Devices of that kind ("cpu", "gpu"; None: the best there is), as many as share the seeds out evenly."""
     try:
         devices = jax.local_devices(backend=kind)
-    except RuntimeError as problem:
-        kinds = sorted({device.platform for device in jax.devices()})
-        raise UserError(f"device is {kind!r}, but JAX sees only: {', '.join(kinds)}.") from problem
+    except (RuntimeError, AssertionError) as problem:
+        wanted = kind or os.environ.get("JAX_PLATFORMS")
+        hint = " For an NVIDIA GPU: pip install 'doublehorizon[gpu]'." if wanted in ("gpu", "cuda") else ""
+        raise UserError(f"device is {wanted!r}, but JAX sees no such device here.{hint}") from problem
     count = next(n for n in range(min(len(devices), num_seeds), 0, -1) if num_seeds % n == 0)
     return devices[:count]
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from doublehorizon.cli.options import require_positive
+from doublehorizon.cli.options import Steps, require_positive
 from doublehorizon.cli.train import preset_named_in
 from doublehorizon.config import Config
 from doublehorizon.errors import UserError
@@ -40,7 +40,7 @@ class Experiment:
     """Which experiment."""
     tasks: tuple[str, ...] = TASKS
     """Environments, named as in train."""
-    steps: int = 100_000
+    steps: Steps = 100_000
     """Simulator steps per seed."""
     seeds: int = 8
     """Seeds of each variant, side by side."""

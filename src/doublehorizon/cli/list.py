@@ -1,6 +1,7 @@
 """`doublehorizon list`."""
 
 import json
+import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,9 +10,12 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
+from doublehorizon.cli.options import resume_command
 from doublehorizon.envs.registry import GROUPS
 from doublehorizon.errors import UserError
 from doublehorizon.run.run_reader import status_of
+
+_WIDE = 1000  # columns of a pipe or a file, in which nothing is broken
 
 _EXAMPLES = """Lists the tasks that are known here, or the runs in a folder.
 
@@ -73,6 +77,9 @@ def _list_runs(folder: Path, as_json: bool) -> None:
         for s in found
     ]
     _print_table("", ("run", "task", "seeds", "steps", "last return", "state"), rows)
+    for s in found:
+        if s.state == "stopped":
+            print(f"go on with: {resume_command(s.run, s.env)}")
 
 
 def _number(value: float | None) -> str:
@@ -86,4 +93,4 @@ def _print_table(title: str, names: tuple[str, ...], rows: list[tuple[Any, ...]]
         table.add_column(name, justify="right" if is_number else "left", overflow="fold")
     for row in rows:
         table.add_row(*map(str, row))
-    Console().print(table)
+    Console(width=None if sys.stdout.isatty() else _WIDE).print(table)

@@ -1,9 +1,34 @@
 """What all commands ask of their options. It imports no simulator: some say first how that shall draw."""
 
+import shlex
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
+
+from tyro.constructors import PrimitiveConstructorSpec
 
 from doublehorizon.errors import UserError
+
+
+def _whole_number(text: str) -> int:
+    """Also as people write large ones: 1e5, 100_000."""
+    number = float(text)
+    if not number.is_integer():
+        raise ValueError(f"{text} is no whole number")
+    return int(number)
+
+
+Steps = Annotated[
+    int,
+    PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="INT",
+        instance_from_str=lambda words: _whole_number(words[0]),
+        is_instance=lambda value: isinstance(value, int),
+        str_from_instance=lambda value: [str(value)],
+    ),
+]
+"""A number of steps on the command line."""
 
 
 def require_positive(options: Any, *names: str) -> None:
@@ -12,6 +37,15 @@ def require_positive(options: Any, *names: str) -> None:
         value = getattr(options, name)
         if value is not None and value < 1:
             raise UserError(f"--{name.replace('_', '-')} is {value}, but at least 1 is needed.")
+
+
+def resume_command(folder: Path | str, env: str, options: Any = None) -> str:
+    """The whole command by which a run goes on: with the functions that it was started with, as `train` names them."""
+    words = ["doublehorizon", "resume", str(folder), *(["--env", env] if ":" in env else [])]
+    for name in ("seed_policy", "reward", "termination_rule"):
+        value = getattr(options, name, None)
+        words += [] if value is None else [f"--{name.replace('_', '-')}", value]
+    return shlex.join(words)
 
 
 def usage(call: str, purpose: str, choices: Mapping[str, str], example: str) -> str:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from doublehorizon.cli.options import Steps
 from doublehorizon.cli.train_and_resume import functions, report, tracked, with_resume_hint
 from doublehorizon.errors import UserError
 from doublehorizon.jax_settings import prepare_jax
@@ -28,7 +29,7 @@ class Resume:
 
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """The run folder."""
-    steps: int | None = None
+    steps: Steps | None = None
     """Simulator steps per seed in all. Default: as many as the run was started for."""
     env: str | None = None
     """module:function that makes the environment, if the run was started with one: what a file names is not imported
@@ -60,7 +61,8 @@ def run(arguments: list[str]) -> int:
 
     given = functions(options.termination_rule, options.reward, options.seed_policy)
     model = DHMBPO.load(options.run, env=options.env, device=options.device, **given)
-    with with_resume_hint(model, options.run), tracked(options.run, options.tensorboard, options.wandb) as trackers:
+    hint = with_resume_hint(model, options.run, options)
+    with hint, tracked(options.run, options.tensorboard, options.wandb) as trackers:
         model.resume(options.run, options.steps, progress_bar=not options.quiet, trackers=trackers)
     report(model.last_returns(), options.run, options.json)
     return 0

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from doublehorizon.cli.options import require_positive
+from doublehorizon.cli.options import Steps, require_positive
 from doublehorizon.cli.train_and_resume import functions, report, tracked, with_resume_hint
 from doublehorizon.config import Config
 from doublehorizon.config_json import changed
@@ -23,7 +23,7 @@ examples:
   doublehorizon train paper/HalfCheetah --steps 100000 --seeds 8
   doublehorizon train dmc/cheetah-run --steps 100000 --seeds 4
   doublehorizon train my_robot:make_env --preset light --data log.npz
-  doublehorizon train Hopper-v5 --horizons.distribution 40 --out runs/hopper-40
+  doublehorizon train Hopper-v5 --horizons.distribution 20 --out runs/hopper-20
 
 The run folder holds config.json, eval.csv (test returns), progress.csv (losses and times), each seed's policy as
 policy/seed<k>.safetensors, and checkpoints. A run that was stopped goes on with: doublehorizon resume RUN"""
@@ -36,7 +36,7 @@ class Train:
     env: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ENV")]
     """A Gymnasium id (Pendulum-v1, Hopper-v5, ...); dmc/DOMAIN-TASK, such as dmc/cheetah-run; paper/X, X being
     HalfCheetah, Hopper, Walker2d, Ant or Humanoid; or module:function, which makes an environment of your own."""
-    steps: int = 100_000
+    steps: Steps = 100_000
     """Simulator steps per seed, the first random ones included."""
     seeds: int = 1
     """How many seeds to train side by side, in one process."""
@@ -111,7 +111,7 @@ def run(arguments: list[str]) -> int:
             f"--steps is {options.steps}, but training begins with {random_steps} random steps and learns after them. "
             "Ask for more steps, or for fewer random ones with --loop.seed-iterations."
         )
-    with with_resume_hint(model, folder), tracked(folder, options.tensorboard, options.wandb) as trackers:
+    with with_resume_hint(model, folder, options), tracked(folder, options.tensorboard, options.wandb) as trackers:
         model.learn(options.steps, out=folder, progress_bar=not options.quiet, trackers=trackers)
     report(model.last_returns(), folder, options.json)
     return 0

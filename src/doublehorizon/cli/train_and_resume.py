@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from doublehorizon.cli.options import resume_command
 from doublehorizon.envs.make import imported
 from doublehorizon.errors import RunError, UserError
 from doublehorizon.run.trackers import TensorBoard, Tracker, WandB
@@ -39,8 +40,8 @@ def functions(termination_rule: str | None, reward: str | None, policy: str | No
 
 
 @contextmanager
-def with_resume_hint(model: "DHMBPO", folder: Path) -> Iterator[None]:
-    """A run that ends before its goal says where it stands and how it goes on."""
+def with_resume_hint(model: "DHMBPO", folder: Path, options: Any) -> Iterator[None]:
+    """A run that ends before its goal says where it stands and how it goes on, with the functions in the options."""
     from doublehorizon.run.checkpoint_writer import steps_kept  # imports JAX, which the model has done too
 
     try:
@@ -48,7 +49,8 @@ def with_resume_hint(model: "DHMBPO", folder: Path) -> Iterator[None]:
     except (Stopped, RunError, UserError, OSError) as problem:
         kept = steps_kept(folder) if model.run_folder == folder.resolve() else []
         if kept:
-            problem.add_note(f"The run is saved up to step {kept[-1]}; go on with: doublehorizon resume {folder}")
+            again = resume_command(folder, model.spec.name, options)
+            problem.add_note(f"The run is saved up to step {kept[-1]}; go on with: {again}")
         raise
 
 

@@ -61,7 +61,7 @@ class SavedCheckpoint:
         if not self.env.get("registered") or not isinstance(name, str) or ":" in name:
             raise UserError(
                 f"{self.path.parents[1]} was not trained on a registered id but on {name!r}: pass the environment too, "
-                "load(path, env=...) or --env module:function."
+                f"load(path, env=...) or --env {name if ':' in str(name) else 'module:function'}."
             )
         return name
 

@@ -1,6 +1,7 @@
 """Other places for a run's figures, beside its CSV files: TensorBoard, Weights & Biases. Names are those of the CSV
 columns, which are Stable-Baselines3's where it has them; a test return is `eval/mean_reward`."""
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -17,6 +18,11 @@ class Tracker(Protocol):
     def close(self) -> None: ...
 
 
+def _finite(figures: Mapping[str, float | int]) -> dict[str, float | int]:
+    """What there was nothing to count for is not a number, and is left out."""
+    return {name: value for name, value in figures.items() if math.isfinite(value)}
+
+
 class TensorBoard:
     """Writes event files, one folder per seed: `tensorboard --logdir FOLDER` shows them."""
 
@@ -24,7 +30,10 @@ class TensorBoard:
         try:
             from tensorboardX import SummaryWriter  # type: ignore[import-not-found]
         except ImportError as problem:
-            raise UserError("TensorBoard is not installed: pip install 'doublehorizon[tensorboard]'.") from problem
+            raise UserError(
+                "TensorBoard's files are written by tensorboardX, which is not installed: "
+                "pip install 'doublehorizon[tensorboard]'."
+            ) from problem
         self._folder, self._make = Path(folder), SummaryWriter
         self._writers: dict[int, Any] = {}
 
@@ -32,7 +41,7 @@ class TensorBoard:
         if seed not in self._writers:
             # what an earlier process wrote beyond this step belongs to a run that went on differently
             self._writers[seed] = self._make(str(self._folder / f"seed{seed}"), purge_step=step)
-        for name, value in figures.items():
+        for name, value in _finite(figures).items():
             self._writers[seed].add_scalar(name, value, step)
 
     def close(self) -> None:
@@ -53,7 +62,7 @@ class WandB:
         self._run = wandb.init(project=project, name=name, dir=str(folder), mode=mode, config=about)  # type: ignore
 
     def track(self, step: int, seed: int, figures: Mapping[str, float | int]) -> None:
-        self._run.log({f"seed{seed}/{name}": value for name, value in figures.items()} | {"steps": step})
+        self._run.log({f"seed{seed}/{name}": value for name, value in _finite(figures).items()} | {"steps": step})
 
     def close(self) -> None:
         self._run.finish()
