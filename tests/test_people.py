@@ -292,8 +292,13 @@ def test_without_a_terminal_the_view_is_plain_lines_and_quiet_is_quiet():
             view.begin(0, {})
             view.evaluated(0, {0: -1500.0})
             view.advance(400, 2, 65.0)
+            view.advance(600, 3, 60.0, {"rollout/ep_rew_mean": -321.0})
+            view.advance(800, 4, 55.0, {})
         shown = console.file.getvalue()  # type: ignore[attr-defined]
-        lines = ["step 0: test return -1500", "step 400/1000  at most 0:01:05 left  return -1500 at 0"]
+        lines = ["step 0: test return -1500", "step 400/1000  at most 0:01:05 left  test return -1500 at 0"]
+        for step, left in ((600, "0:01:00"), (800, "0:00:55")):  # what was heard last is shown until there is more
+            words = "training return -321  test return -1500 at 0"
+            lines.append(f"step {step}/1000  at most {left} left  {words}")
         assert shown == ("" if quiet else "".join(f"Pendulum-v1  {line}\n" for line in lines))
 
 

@@ -72,11 +72,12 @@ class MonteCarloSpec:
 
 @dataclass(frozen=True)
 class Collected:
-    """Transitions, and the episode that is still running, if one is. `exact` is False where an episode was to be
-    continued in another process and its replay came out elsewhere."""
+    """Transitions, the episode that is still running, if one is, and return and length of those that ended. `exact` is
+    False where an episode was to be continued in another process and its replay came out elsewhere."""
 
     batch: Batch
     episode: Episode | None
+    ended: list[tuple[float, int]]
     exact: bool = True
 
 
@@ -123,6 +124,8 @@ class EnvRunner:
     reset_seed: int = 0
     is_random: bool = False
     actions: list[np.ndarray] = field(default_factory=list)
+    total: float = 0.0
+    """The running episode's rewards so far."""
 
     def collect(
         self, step: int, policy: NumpyPolicy | None, num_steps: int, episode: Episode | None = None
@@ -133,7 +136,7 @@ class EnvRunner:
         spec, rng = self.simulator.spec, np.random.default_rng(self._rng_seed(step))
         shapes = [(num_steps, spec.obs_size), (num_steps, spec.act_size), (num_steps,), (num_steps, spec.obs_size)]
         obs, act, reward, next_obs = (np.empty(shape, np.float32) for shape in shapes)
-        terminated = np.zeros(num_steps, np.float32)
+        terminated, episodes = np.zeros(num_steps, np.float32), []
         for t in range(num_steps):
             here = step + t * spec.action_repeat
             with self._reported(here, "step"):
@@ -143,12 +146,13 @@ class EnvRunner:
                 obs[t] = self.obs
                 time = EpisodeTime(self.reset_seed, len(self.actions), spec.time_limit)
                 act[t] = self._act(policy, obs[t], rng, time)
-                next_obs[t], reward[t], ended, cut = self.simulator.step(act[t])
+                next_obs[t], reward[t], ended, cut = self._step(act[t])
             terminated[t] = ended
-            self.actions.append(act[t])
             self.obs = None if ended or cut else next_obs[t]
+            if self.obs is None and not self.is_random:  # one that is random now and then says nothing of the policy
+                episodes.append((self.total, len(self.actions)))
         batch = {"obs": obs, "act": act, "reward": reward, "next_obs": next_obs, "terminated": terminated}
-        return Collected(batch, self._unfinished(), exact)
+        return Collected(batch, self._unfinished(), episodes, exact)
 
     def evaluate(self, step: int, policy: NumpyPolicy | None, num_episodes: int) -> float:
         """Mean return of test episodes with the deterministic policy; without one, as `collect` acts. Seeded by the
@@ -199,9 +203,16 @@ class EnvRunner:
         return total
 
     def _reset(self, reset_seed: int, step: int) -> None:
-        self.reset_seed, self.actions = reset_seed, []
+        self.reset_seed, self.actions, self.total = reset_seed, [], 0.0
         self.obs = self.simulator.reset(reset_seed)
         self._touch(step)
+
+    def _step(self, act: np.ndarray) -> tuple[np.ndarray, float, bool, bool]:
+        """A step of the running episode."""
+        found = self.simulator.step(act)
+        self.actions.append(act)
+        self.total += found[1]
+        return found
 
     def _unfinished(self) -> Episode | None:
         if self.obs is None:
@@ -220,8 +231,7 @@ class EnvRunner:
                 if over:
                     break
                 self._touch(step)
-                self.obs, _, ended, cut = self.simulator.step(act)
-                self.actions.append(act)
+                self.obs, _, ended, cut = self._step(act)
                 over = ended or cut
         if over or self.obs is None or not np.array_equal(self.obs, episode.obs):
             self.obs = None

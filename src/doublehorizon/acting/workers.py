@@ -46,6 +46,8 @@ class WorkerPool:
         self.seeds, self.notes, self._in_process = seeds, [], in_process
         self.episodes = dict(episodes or {})
         """The episodes that are running between two calls of `collect`."""
+        self.ended: dict[int, list[tuple[float, int]]] = {seed: [] for seed in seeds}
+        """Return and length of each seed's episodes that ended in the last call."""
         # workers only step; a user's rule may hold on to anything
         spec = replace(spec, spec=replace(spec.spec, terminates=None))
         self._runner_ids = [(seed, env_index) for seed in seeds for env_index in range(num_envs)]
@@ -84,6 +86,10 @@ class WorkerPool:
             "collect", {at: (step, by_seed[at[0]], shares[at[1]], self.episodes.get(at)) for at in self._runner_ids}
         )
         self.episodes = {at: part.episode for at, part in found.items() if part.episode is not None}
+        self.ended = {
+            seed: [episode for at, part in found.items() if at[0] == seed for episode in part.ended]
+            for seed in self.seeds
+        }
         for seed in dict.fromkeys(seed for (seed, _), part in found.items() if not part.exact):
             self.notes.append(
                 f"seed {seed}: the environment does not repeat itself, so its running episode was given up and a new "

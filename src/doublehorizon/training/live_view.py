@@ -1,6 +1,5 @@
 """The live view of a run: a panel on a terminal or in a notebook, plain lines elsewhere, nothing if quiet."""
 
-import math
 import time
 import warnings
 from importlib import import_module
@@ -21,6 +20,7 @@ if TYPE_CHECKING:  # it imports JAX, which the view of an experiment does withou
 _BARS = "▁▂▃▄▅▆▇█"
 _MOST_SEEDS = 12  # shown one by one
 _FIGURES = {
+    "rollout/ep_rew_mean": "training return",
     "model/validation_rmse": "model error",
     "train/ent_coef": "temperature",
     "train/critic_loss": "critic loss",
@@ -83,15 +83,21 @@ class View:
     ) -> None:
         """The run stands at `step`, and the rest takes at most `seconds_left`, if that is known. Where there is no
         terminal this is a line of its own."""
-        self._step, self._iteration, self._figures = step, iteration, figures or {}
+        self._step, self._iteration = step, iteration
+        self._figures |= figures or {}  # an iteration in which no episode ended has no training return
         self._left = "" if seconds_left is None else f"at most {clock(seconds_left)} left"
         if not self._is_live:
-            last = (
-                f"return {_mean(self._returns[max(self._returns)]):.4g} at {max(self._returns)}"
-                if self._returns
-                else ""
-            )
-            self.say("  ".join(filter(None, [f"{self._name}  step {step}/{self._total}", self._left, last])))
+            self.say("  ".join(filter(None, [f"{self._name}  step {step}/{self._total}", self._left, *self._lately()])))
+
+    def _lately(self) -> list[str]:
+        """The last returns, in training and in the last test."""
+        words = []
+        if "rollout/ep_rew_mean" in self._figures:
+            words.append(f"training return {self._figures['rollout/ep_rew_mean']:.4g}")
+        if self._returns:
+            step = max(self._returns)
+            words.append(f"test return {_mean(self._returns[step]):.4g} at {step}")
+        return words
 
     def estimated(self, seconds: float) -> None:
         """How long the whole run will take, as soon as that is known."""
@@ -124,8 +130,9 @@ class View:
         if self._news:
             self._spinner.update(text=self._news)
             parts.append(self._spinner)
-        known = {key: value for key, value in self._figures.items() if math.isfinite(value)}
-        figures = "   ".join(f"{name} {known[key]:.3g}" for key, name in _FIGURES.items() if key in known)
+        figures = "   ".join(
+            f"{name} {self._figures[key]:.4g}" for key, name in _FIGURES.items() if key in self._figures
+        )
         if figures:
             parts.append(Text(figures, style="dim"))
         if self._returns:

@@ -122,7 +122,7 @@ def _iterate(progress: Progress, pool: WorkerPool, clock: Clock, view: View) -> 
         view.phase("collecting")
         batch = pool.collect(progress.policies, steps, progress.step)
         _show_notes(pool, view)
-        ends.append(_check_termination(progress, batch, view))
+        ends.append(_check_termination(progress, batch, view) | _training_episodes(pool))
         _check_reward(progress, batch, view)
         progress.update(begun=progress.state.begun + steps, episodes=pool.episodes)
         progress.store(batch)
@@ -154,6 +154,13 @@ def _check_termination(progress: Progress, batch: Batch, view: View) -> SeedMetr
         progress.update(agent=agent.learn_termination(progress.config, progress.task, progress.agent))
         progress.machinery.programs = Programs(progress)
     return found.metrics
+
+
+def _training_episodes(pool: WorkerPool) -> SeedMetrics:
+    """Mean return and length of the episodes that ended while collecting; not a number where none did."""
+    ended = [np.array(pool.ended[seed] or [(np.nan, np.nan)]) for seed in pool.seeds]
+    returns, lengths = np.stack([found.mean(axis=0) for found in ended], axis=1)
+    return {"rollout/ep_rew_mean": returns, "rollout/ep_len_mean": lengths}
 
 
 def _check_reward(progress: Progress, batch: Batch, view: View) -> None:
@@ -196,10 +203,14 @@ def _show_progress(progress: Progress, metrics: SeedMetrics | None, laps: dict[s
     done = (budget, float(np.mean(metrics.get("model/epochs", 0.0))), laps)
     rows = [setup.stored_at(i) for i in range(progress.iteration + 1, last + 1)]
     left = seconds_left(setup.config, progress.task, steps, rows, done)
-    figures = {name: float(np.mean(value)) for name, value in metrics.items()}
+    figures = {name: float(np.mean(value[np.isfinite(value)])) for name, value in metrics.items() if _any(value)}
     view.advance(progress.step, progress.iteration, left, figures)
     if learnt == (0 if setup.first_fit > 0 and setup.turn_steps == steps else 1):  # the first whole one
         view.estimated(progress.state.seconds + left)
+
+
+def _any(values: np.ndarray) -> bool:
+    return bool(np.isfinite(values).any())
 
 
 def _mean_of_turns(turns: list[SeedMetrics]) -> SeedMetrics:
