@@ -58,6 +58,13 @@ def test_a_config_is_given_by_the_name_of_its_preset():
         dh.DHMBPO("Pendulum-v1", config="quik")
 
 
+def test_agents_and_policies_say_what_they_are(saved):
+    model = dh.DHMBPO.load(saved)
+    assert repr(model).startswith("DHMBPO('Pendulum-v1', seeds [0], 60 steps, last test returns {0: -")
+    assert repr(model.policies[0]) == "NumpyPolicy(3 -> 16 -> 16 -> 16 -> 1, actions within [-2, 2])"
+    assert "last test returns none yet" in repr(dh.DHMBPO("Pendulum-v1", config=TINY))
+
+
 def test_several_environments_in_one_are_refused_with_what_to_do():
     vectors: Any = gym.make_vec("Pendulum-v1", num_envs=3)
     with pytest.raises(dh.UserError, match=r"holds 3 environments.*loop\.num_envs = 3"):

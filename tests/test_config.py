@@ -115,3 +115,13 @@ def test_a_run_of_before_is_fitted_as_it_was():
         del values["fit"][name]
     del values["loop"]["seed_episodes"]
     assert from_run(values) == presets.paper
+
+
+def test_some_values_are_changed_in_one_line():
+    config = presets.quick.with_(policy__width=64, horizons__training=3, precision="float32")
+    assert (config.policy.width, config.horizons.training, config.precision) == (64, 3, "float32")
+    assert config.policy.batch_size == presets.quick.policy.batch_size and config.critic == presets.quick.critic
+    assert config == changed(presets.quick, {"policy.width": 64, "horizons.training": 3, "precision": "float32"})
+    for name, words in (("polcy__width", "no setting 'polcy'"), ("policy__widht", "Did you mean 'width'")):
+        with pytest.raises(dh.UserError, match=words):
+            presets.quick.with_(**{name: 3})

@@ -77,9 +77,9 @@ class DHMBPO:
         self.config = preset(config) if isinstance(config, str) else config or Config()
         self.seeds = list(range(seed, seed + seeds))
         self.devices = find_devices(device, seeds)
-        self._env = look_at(env, self.config, seeds, termination_rule, check)
-        self._notes = self._env.notes
-        prior = None if data is None else load_transitions(data, self._env.spec, self.config.fit.held_out_every)
+        self.env_source = look_at(env, self.config, seeds, termination_rule, check)
+        self._notes = self.env_source.notes
+        prior = None if data is None else load_transitions(data, self.env_source.spec, self.config.fit.held_out_every)
         seed_policy = load_policy(seed_policy) if isinstance(seed_policy, str | Path) else seed_policy
         self._knowledge = PriorKnowledge(reward, prior, seed_policy)
         self._progress: Progress | None = None
@@ -108,8 +108,7 @@ class DHMBPO:
         """
         if total_timesteps < 1:
             raise UserError(f"total_timesteps is {total_timesteps}, but at least 1 is needed.")
-        goal = self.num_timesteps + self._rounded(total_timesteps)
-        self._learn_to(goal, out, callback, progress_bar, trackers)
+        self._learn_to(self.num_timesteps + self._rounded(total_timesteps), out, callback, progress_bar, trackers)
         return self
 
     def resume(
@@ -147,7 +146,7 @@ class DHMBPO:
             if folder is not None:
                 run_folder.write_config(folder, progress)
             view = stack.enter_context(View(self.spec.name, goal, quiet=not progress_bar))
-            runners = (self.seeds, self.config.loop.num_envs, self._env.is_object, progress.state.episodes)
+            runners = (self.seeds, self.config.loop.num_envs, self.env_source.is_object, progress.state.episodes)
             pool = stack.enter_context(WorkerPool(self.worker_spec(), *runners))
             view.say(introduction(self.spec, len(self.seeds), progress.setup.iteration_steps, goal, self.devices))
             for note in self._notes:
@@ -207,43 +206,42 @@ class DHMBPO:
     ) -> tuple[np.ndarray, Any]:
         """Actions of the seed with the best last test return, in the environment's own range and shape."""
         policy = self._best()
-        if policy.layout is not None or isinstance(self._env.obs_space, gym.spaces.Box):
+        if policy.layout is not None or isinstance(self.env_source.obs_space, gym.spaces.Box):
             return policy.predict(observation, state, episode_start, deterministic, self._rng)
-        flat = flat_observation(self._env.obs_space, observation)  # only Gymnasium can lay it out
+        flat = flat_observation(self.env_source.obs_space, observation)  # only Gymnasium can lay it out
         action, state = policy.predict(flat, state, episode_start, deterministic, self._rng)
-        return action.reshape(self._env.act_shape), state
+        return action.reshape(self.env_source.act_shape), state
 
     def evaluate(self, episodes: int = 10) -> float:
         """Mean return of `episodes` test episodes with `predict`'s policy."""
         if episodes < 1:
             raise UserError(f"episodes is {episodes}, but at least 1 is needed.")
-        simulator = Simulator(self._env.make(), self.spec)
+        simulator = Simulator(self.env_source.make(), self.spec)
         try:
             return EnvRunner(simulator, self.seeds[0]).evaluate(0, self._best(), episodes)
         finally:
-            if not self._env.is_object:
+            if not self.env_source.is_object:
                 simulator.close()
 
     def get_env(self) -> gym.Env:
         """The environment that was given; where an id or a function was given, a new one, for the caller to close."""
-        return self._env.make()
+        return self.env_source.make()
 
     def set_env(self, env: EnvLike) -> None:
         """From now on it learns in, and is tested on, another environment with the same spaces: a simulator with other
         masses, say. What was learnt is kept; episodes begin anew."""
         found = look_at(env, self.config, len(self.seeds), check=False)
         assumed = [] if self._progress is None else self._progress.move_to(found.spec)
-        self._env, self._notes = found, assumed + found.notes
+        self.env_source, self._notes = found, assumed + found.notes
+
+    def __repr__(self) -> str:
+        tests = {seed: round(value, 1) for seed, value in self.last_returns().items()} or "none yet"
+        return f"DHMBPO({self.spec.name!r}, seeds {self.seeds}, {self.num_timesteps} steps, last test returns {tests})"
 
     @property
     def spec(self) -> EnvSpec:
         """What is known of the environment; a termination rule that it contradicted is marked as learned."""
-        return self._env.spec if self._progress is None else self._progress.spec
-
-    @property
-    def has_env_object(self) -> bool:
-        """Whether an environment itself was given, which stays in this process."""
-        return self._env.is_object
+        return self.env_source.spec if self._progress is None else self._progress.spec
 
     @property
     def given(self) -> list[str]:
@@ -338,7 +336,7 @@ class DHMBPO:
         """What its worker processes are given."""
         loop = self.config.loop
         return WorkerSpec(
-            self._env.make,
+            self.env_source.make,
             self.spec,
             seed_policy=self._knowledge.seed_policy,
             exploration=exploration(loop),

@@ -5,8 +5,8 @@ long a fit may last) is computed from it in `schedule`, never assigned later.
 """
 
 import math
-from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Interval
 
@@ -21,6 +21,7 @@ from doublehorizon.config_checks import (
     check_fields,
     require,
 )
+from doublehorizon.errors import unknown
 
 ActivationName = Literal["silu", "relu"]
 
@@ -269,6 +270,20 @@ class Config:
             f"between 1 and critic.members ({self.critic.members})",
         )
         self._check_loop()
+
+    def with_(self, **values: Any) -> "Config":
+        """The same but for some values, `group__name` each: `dh.presets.quick.with_(policy__width=64)`. All change at
+        once, as they must agree."""
+        groups: dict[str, Any] = {}
+        for name, value in values.items():
+            group, _, inner = name.partition("__")
+            if group not in self.__dataclass_fields__:
+                raise unknown("setting", group, self.__dataclass_fields__)
+            record = groups.get(group, getattr(self, group))
+            if inner and inner not in getattr(record, "__dataclass_fields__", {}):
+                raise unknown(f"setting in {group}", inner, getattr(record, "__dataclass_fields__", {}))
+            groups[group] = replace(record, **{inner: value}) if inner else value
+        return replace(self, **groups)
 
     @property
     def has_model(self) -> bool:

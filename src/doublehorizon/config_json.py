@@ -39,15 +39,8 @@ def from_run(values: dict[str, Any]) -> Config:
 
 
 def changed(config: Config, values: Mapping[str, Any]) -> Config:
-    """The config with other values, by names such as `horizons.training` or `precision`. All change at once, as they
-    must agree."""
-    groups: dict[str, Any] = {}
-    for name, value in values.items():
-        group, _, inner = name.partition(".")
-        groups[group] = (
-            dataclasses.replace(groups.get(group, getattr(config, group)), **{inner: value}) if inner else value
-        )
-    return dataclasses.replace(config, **groups)
+    """The config with other values, by names such as `horizons.training` or `precision`, as files write them."""
+    return config.with_(**{name.replace(".", "__"): value for name, value in values.items()})
 
 
 def _record(kind: type, values: Any, path: str) -> Any:

@@ -36,6 +36,12 @@ class NumpyPolicy:
     action_high: np.ndarray
     layout: ObsLayout | None = None
 
+    def __repr__(self) -> str:
+        sizes = " -> ".join(str(weight.shape[0]) for weight in self.weights)
+        low, high = float(self.action_low.min()), float(self.action_high.max())
+        names = "" if self.layout is None else f"; observations: {self.layout}"
+        return f"NumpyPolicy({sizes} -> {self.act_size}, actions within [{low:g}, {high:g}]{names})"
+
     @property
     def act_size(self) -> int:
         """Numbers of an action."""

@@ -94,7 +94,7 @@ def _measure(options: CriticError, model: "DHMBPO", loaded: "LoadedSeed", bar: P
     policy = model.policies[model.seeds.index(loaded.seed)]
     task = bar.add_task(f"seed {loaded.seed}: real episodes", total=options.pairs)
     workers = list(range(min(options.pairs, os.cpu_count() or 1)))
-    with WorkerPool(model.worker_spec(), workers, in_process=model.has_env_object) as pool:
+    with WorkerPool(model.worker_spec(), workers, in_process=model.env_source.is_object) as pool:
         truth = true_values(pool, policy, pairs, how, lambda done: bar.update(task, completed=done))
     bar.remove_task(task)
 
