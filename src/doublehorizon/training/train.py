@@ -32,7 +32,7 @@ def train(
     pool: WorkerPool,
     out: Path | None,
     view: View,
-    callback: Callback,
+    callback: Callback | None = None,
     trackers: Sequence[Tracker] = (),
 ) -> None:
     """Iterates until the run's goal is reached, or the callback returns False. However it ends, the run stands at the
@@ -45,7 +45,7 @@ def train(
         logs = _open_logs(progress, out, view, trackers)
         boundary = progress.update(log_sizes=logs.sizes())
         checkpoints.write(boundary)
-        for boundary in _boundaries(progress, pool, logs, view, callback):
+        for boundary in _boundaries(progress, pool, logs, view, callback or Callback()):
             checkpoints.write_if_due(boundary)
     except BaseException:
         with unstoppable(), suppress(RunError):  # a disk that fails now has failed before: that is being reported
