@@ -272,7 +272,7 @@ def test_callbacks_hear_of_iterations_and_tests_and_can_stop():
 def test_the_live_view_shows_how_far_how_well_and_what_now():
     console = Console(file=io.StringIO(), force_terminal=True, width=120, legacy_windows=False)
     with View("Pendulum-v1", 1000, console=console) as view:
-        view.begin(0, {})
+        view.begin(0, 0, {})
         view.evaluated(0, {0: -1500.0, 1: -1000.0})
         view.evaluated(400, {0: -300.0, 1: -200.0})
         view.advance(400, 2, 65.0, {"model/validation_rmse": 0.123, "train/ent_coef": 0.05})
@@ -285,11 +285,30 @@ def test_the_live_view_shows_how_far_how_well_and_what_now():
     assert "fitting the model" in shown and "seed 1" in shown and "▁█" in shown and "-250" in shown
 
 
+@pytest.mark.parametrize("width", [80, 100])
+def test_the_live_view_fits_a_terminal(width):
+    console = Console(file=io.StringIO(), force_terminal=True, width=width, legacy_windows=False)
+    with View("paper/HalfCheetah", 100_000, console=console) as view:
+        view.begin(36_000, 180, {35_000: {0: 7000.0, 1: 6000.0}})
+        begun = shown_by(view, width)
+        view.advance(37_200, 186, 3723.0, {"rollout/ep_rew_mean": 6543.21, "model/validation_rmse": 0.123})
+        later = shown_by(view, width)
+    assert "36,000 of 100,000 steps" in begun and "iteration 180" in begun  # not 0, where a run goes on
+    head = next(line for line in later.splitlines() if "37,200" in line)
+    assert "37,200 of 100,000 steps" in head and "at most 1:02:03 left" in head and "paper/HalfCheetah" in head
+
+
+def shown_by(view: View, width: int) -> str:
+    capture = Console(file=io.StringIO(), width=width)
+    capture.print(view)
+    return capture.file.getvalue()  # type: ignore[attr-defined]
+
+
 def test_without_a_terminal_the_view_is_plain_lines_and_quiet_is_quiet():
     for quiet in (False, True):
         console = Console(file=io.StringIO(), width=120)
         with View("Pendulum-v1", 1000, quiet, console) as view:
-            view.begin(0, {})
+            view.begin(0, 0, {})
             view.evaluated(0, {0: -1500.0})
             view.advance(400, 2, 65.0)
             view.advance(600, 3, 60.0, {"rollout/ep_rew_mean": -321.0})

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from doublehorizon.cli.options import Steps
-from doublehorizon.cli.train_and_resume import functions, report, tracked, with_resume_hint
+from doublehorizon.cli.train_and_resume import functions, report, starting, tracked, with_resume_hint
 from doublehorizon.errors import UserError
 from doublehorizon.jax_settings import prepare_jax
 
@@ -57,10 +57,11 @@ def run(arguments: list[str]) -> int:
     options = tyro.cli(Resume, prog="doublehorizon resume", description=_EXAMPLES, args=arguments)
     prepare_jax(options.device, _is_deterministic(options.run))
 
-    from doublehorizon.api import DHMBPO
+    with starting(str(options.run), options.quiet):
+        from doublehorizon.api import DHMBPO
 
-    given = functions(options.termination_rule, options.reward, options.seed_policy)
-    model = DHMBPO.load(options.run, env=options.env, device=options.device, **given)
+        given = functions(options.termination_rule, options.reward, options.seed_policy)
+        model = DHMBPO.load(options.run, env=options.env, device=options.device, **given)
     hint = with_resume_hint(model, options.run, options)
     with hint, tracked(options.run, options.tensorboard, options.wandb) as trackers:
         model.resume(options.run, options.steps, progress_bar=not options.quiet, trackers=trackers)

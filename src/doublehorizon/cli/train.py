@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import tyro
 
 from doublehorizon.cli.options import Steps, require_positive
-from doublehorizon.cli.train_and_resume import functions, report, tracked, with_resume_hint
+from doublehorizon.cli.train_and_resume import functions, report, starting, tracked, with_resume_hint
 from doublehorizon.config import Config
 from doublehorizon.config_json import changed
 from doublehorizon.errors import UserError
@@ -93,18 +93,19 @@ def run(arguments: list[str]) -> int:
     prepare_jax(options.device, options.config.deterministic)
     folder = options.out or _default_folder(options.env)
 
-    from doublehorizon.api import DHMBPO
+    with starting(options.env, options.quiet):
+        from doublehorizon.api import DHMBPO
 
-    model = DHMBPO(
-        options.env,
-        seed=options.seed,
-        seeds=options.seeds,
-        config=_config(options),
-        device=options.device,
-        data=options.data,
-        check=options.check,
-        **functions(options.termination_rule, options.reward, options.seed_policy),
-    )
+        model = DHMBPO(
+            options.env,
+            seed=options.seed,
+            seeds=options.seeds,
+            config=_config(options),
+            device=options.device,
+            data=options.data,
+            check=options.check,
+            **functions(options.termination_rule, options.reward, options.seed_policy),
+        )
     random_steps = model.random_timesteps
     if options.steps < random_steps:
         raise UserError(

@@ -2,9 +2,11 @@
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
 
 from doublehorizon.cli.options import resume_command
 from doublehorizon.envs.make import imported
@@ -37,6 +39,11 @@ def functions(termination_rule: str | None, reward: str | None, policy: str | No
         "reward": function(reward, "returns rewards"),
         "seed_policy": seed_policy(policy),
     }
+
+
+def starting(what: str, quiet: bool) -> AbstractContextManager:
+    """Says on a terminal what the first seconds are for."""
+    return nullcontext() if quiet else Console(stderr=True).status(f"starting JAX, and looking at {what}")
 
 
 @contextmanager

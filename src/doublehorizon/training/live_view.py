@@ -65,9 +65,10 @@ class View:
             warnings.warn(line, stacklevel=2)
         self.say(line)
 
-    def begin(self, step: int, returns: dict[int, dict[int, float]]) -> None:
+    def begin(self, step: int, iteration: int, returns: dict[int, dict[int, float]]) -> None:
         """The run stands at this step, with these test returns, by step and seed."""
         self._step = self._first = step
+        self._iteration = iteration
         self._begun, self._returns = time.monotonic(), dict(returns)
 
     def phase(self, news: str) -> None:
@@ -118,23 +119,22 @@ class View:
         """The panel: how far, what now, how well."""
         speed = (self._step - self._first) / max(1e-9, time.monotonic() - self._begun)
         head = Table.grid(padding=(0, 2))
+        for _ in range(4):
+            head.add_column(no_wrap=True)
         head.add_row(
             Text(self._name, style="bold"),
-            ProgressBar(total=self._total, completed=self._step, width=24),
+            ProgressBar(total=self._total, completed=self._step, width=24 if self._console.width >= 100 else 10),
             f"{self._step:,} of {self._total:,} steps",
-            f"iteration {self._iteration}",
-            f"{speed:.0f} steps/s" if self._step > self._first else "",
             self._left,
         )
         parts: list[RenderableType] = [head]
         if self._news:
             self._spinner.update(text=self._news)
             parts.append(self._spinner)
-        figures = "   ".join(
-            f"{name} {self._figures[key]:.4g}" for key, name in _FIGURES.items() if key in self._figures
-        )
-        if figures:
-            parts.append(Text(figures, style="dim"))
+        figures = [f"iteration {self._iteration}"]
+        figures += [f"{speed:.0f} steps/s"] if self._step > self._first else []
+        figures += [f"{name} {self._figures[key]:.4g}" for key, name in _FIGURES.items() if key in self._figures]
+        parts.append(Text("   ".join(figures), style="dim"))
         if self._returns:
             parts.append(self._test_returns())
         return Group(*parts)

@@ -62,7 +62,7 @@ def _boundaries(
     """The run itself: its state after each iteration, and at the end."""
     evaluations = Evaluations(progress, pool, view, logs)
     clock, signs = Clock(progress.state.seconds), TroubleSigns()
-    view.begin(progress.step, progress.returns)
+    view.begin(progress.step, progress.iteration, progress.returns)
     if progress.machinery.programs is None:
         progress.machinery.programs = Programs(progress)
     if progress.iteration == 0:
