@@ -11,8 +11,9 @@ import pytest
 from doublehorizon import presets
 from doublehorizon.algorithm import agent
 from doublehorizon.algorithm import replay_buffer as replays
+from doublehorizon.algorithm.start_states import start_states
 from doublehorizon.algorithm.types import Task, Transition
-from doublehorizon.algorithm.updates import UpdateContext
+from doublehorizon.algorithm.updates import UpdateContext, draw_inputs
 from doublehorizon.config import Config, Horizons
 from doublehorizon.config_json import changed
 from doublehorizon.schedule import evaluate_every, first_effort, seed_iterations, steps_per_iteration
@@ -162,6 +163,29 @@ def test_distribution_rollouts_start_in_every_stored_row():
 
     found = np.unique(np.asarray(jax.vmap(starts)(jr.split(jr.key(0), 60))).reshape(-1, 3), axis=0)
     np.testing.assert_array_equal(found, np.unique(np.asarray(replay.rows.obs[:20]), axis=0))
+
+
+def test_without_rollout_noise_members_follow_their_means():
+    """The noise of states is drawn as ever and then multiplied, in distribution and in training rollouts."""
+    replay, state = jax.tree.map(lambda x: x[0], one_seed())
+    num_rows = jnp.asarray(20, jnp.int32)
+
+    def imagined(scale):
+        context = UpdateContext(TINY.with_(model__rollout_noise=scale), TASK, state.world)
+        buffer = agent.refresh(context, num_rows, replay, state.actor_critic, state.model_buffer, jr.key(0))
+        inputs = draw_inputs(context, start_states(TINY, num_rows, replay, buffer), jr.key(1))
+        return buffer.rows.obs, inputs.noise
+
+    (silent, no_noise), (half, half_noise), (whole, noise) = map(imagined, (0.0, 0.5, 1.0))
+    assert np.all(np.asarray(no_noise.step.state) == 0.0)
+    np.testing.assert_array_equal(half_noise.step.state, 0.5 * noise.step.state)
+    np.testing.assert_array_equal(no_noise.act, noise.act)
+    rows = TINY.distribution_rows
+    np.testing.assert_array_equal(silent[:rows], whole[:rows])  # where they start
+    # an untrained model's noise has a scale of one: after the first step half the noise is half way
+    first, half_way, full = (np.asarray(x[rows : 2 * rows]) for x in (silent, half, whole))
+    assert np.abs(full - first).max() > 0.1
+    np.testing.assert_allclose(half_way - first, 0.5 * (full - first), atol=1e-5)
 
 
 def test_keys_move_on_with_every_program_and_with_another_try():

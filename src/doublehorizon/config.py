@@ -65,6 +65,9 @@ class ModelConfig:
     storage: Literal["float16", "float32"] = "float16"
     """How a GPU keeps the model's hidden layers between two products. float16 has TensorFloat-32's 10-bit mantissa at
     half the memory traffic, which is what a fit is bound by. A CPU keeps float32."""
+    rollout_noise: NonNegative = 1.0
+    """Factor on the noise that members add to imagined states. 0: each follows its mean, which helps on some tasks that
+    never end, and makes policies careless where a fall ends the episode."""
     reward_noise: NonNegative = 1e-3
     """Noise on the training target of the reward, in units of `policy.reward_unit`: keeps constant rewards learnable.
     """

@@ -22,13 +22,14 @@ class RolloutNoise(eqx.Module):
     """Uniform numbers that decide where episodes end, if that is learnt."""
 
 
-def draw_noise(task: Task, horizon: int, batch_size: int, key: PRNGKeyArray) -> RolloutNoise:
-    """For `horizon` steps and the action in the last state. The key is consumed."""
+def draw_noise(task: Task, horizon: int, batch_size: int, key: PRNGKeyArray, state_scale: float = 1.0) -> RolloutNoise:
+    """For `horizon` steps and the action in the last state. The noise of states is multiplied by `state_scale`. The key
+    is consumed."""
     key_act, key_state, key_assignment, key_ends = jr.split(key, 4)
     return RolloutNoise(
         act=jr.normal(key_act, (horizon + 1, batch_size, task.act_size)),
         step=StepNoise(
-            state=jr.normal(key_state, (horizon, batch_size, task.obs_size)),
+            state=state_scale * jr.normal(key_state, (horizon, batch_size, task.obs_size)),
             assignment=assign_rows((horizon, batch_size), key_assignment),
         ),
         ends=jr.uniform(key_ends, (horizon, batch_size)) if task.learns_termination else None,

@@ -60,7 +60,7 @@ def draw_inputs(context: UpdateContext, starts: StartStates, key: PRNGKeyArray) 
     batch_size, critic = config.policy.batch_size, config.critic
     return UpdateInputs(
         start=starts.sample(config, key_start),
-        noise=draw_noise(task, config.horizons.training, batch_size, key_noise),
+        noise=draw_noise(task, config.horizons.training, batch_size, key_noise, config.model.rollout_noise),
         next_act_noise=jr.normal(key_next_act, (batch_size, task.act_size)),
         target_indices=jnp.argsort(jr.bits(key_critics, (critic.members,)))[: critic.target_members],
         dropout_seeds=dropout_seeds(critic.members * batch_size, key_dropout).reshape(critic.members, batch_size),
