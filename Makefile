@@ -10,7 +10,7 @@ quickstart: .venv/.installed
 	@echo "Next, try:"
 	@echo "  $(BIN)/python examples/use_policy.py runs/quickstart      # act with the trained policy, NumPy only"
 	@echo "  $(BIN)/doublehorizon train InvertedPendulum-v5 --preset quick --steps 3000"
-	@echo "  $(BIN)/doublehorizon train --help                         # every number of the algorithm can be set"
+	@echo "  $(BIN)/doublehorizon train --help-all                     # every number of the algorithm can be set"
 
 test: .venv/.dev
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 25

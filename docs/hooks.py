@@ -1,13 +1,16 @@
 """Pages that are made from the code when the site is built: every command's help, every field of the config."""
 
-import ast
 import os
 import re
 import subprocess
 import sys
+from dataclasses import is_dataclass
 from pathlib import Path
 
 from mkdocs.structure.files import File, Files
+
+from doublehorizon.cli.config_help import documented, groups, plain
+from doublehorizon.config import Config
 
 SOURCE = Path(__file__).parents[1] / "src" / "doublehorizon"
 
@@ -38,7 +41,8 @@ def commands_in(usage: str) -> list[str]:
 
 def help_of(*words: str) -> str:
     environment = os.environ | {"COLUMNS": "110", "TERM": "dumb", "NO_COLOR": "1"}
-    command = [sys.executable, "-m", "doublehorizon.cli", *words, "--help"]
+    wanted = "--help-all" if words == ("train",) else "--help"
+    command = [sys.executable, "-m", "doublehorizon.cli", *words, wanted]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     return "\n".join(line.rstrip() for line in done.stdout.strip().splitlines())
 
@@ -50,34 +54,20 @@ def config_page() -> str:
         "`doublehorizon train`: `horizons.distribution` is `--horizons.distribution`. Defaults are those of the "
         "preset `dhmbpo`.\n"
     ]
-    groups = {}
-    for node in ast.parse((SOURCE / "config.py").read_text()).body:
-        if isinstance(node, ast.ClassDef):
-            groups[node.name] = (ast.get_docstring(node) or "", list(fields(node)))
-    own = [entry for entry in groups["Config"][1] if entry[1] not in groups]
-    for name, kind, _, _ in groups["Config"][1]:
-        if kind in groups:
-            title, entries = groups[kind]
-            parts.append(f"## {name}\n\n{one_line(title)}\n\n{table(entries, name + '.')}")
-    parts.append(f"## The rest\n\n{table(own, '')}")
+    for title, prefix, record in groups(Config()):
+        name, _, words = title.partition(": ")
+        parts.append(f"## {name}\n\n{one_line(words)}\n\n{table(record, prefix)}")
     return "\n".join(parts)
 
 
-def fields(node: ast.ClassDef):
-    for here, following in zip(node.body, [*node.body[1:], None], strict=True):
-        if isinstance(here, ast.AnnAssign) and isinstance(here.target, ast.Name):
-            words = following.value.value if isinstance(following, ast.Expr) else ""  # type: ignore[attr-defined]
-            default = "" if here.value is None else ast.unparse(here.value)
-            yield here.target.id, ast.unparse(here.annotation), default, words
-
-
-def table(entries, prefix: str) -> str:
+def table(record, prefix: str) -> str:
     rows = [
-        f"| `{prefix}{name}` | `{default.replace('|', '')}` | {one_line(words)} |"
-        for name, _, default, words in entries
+        f"| `{prefix}{name}` | `{plain(getattr(record, name))}` | {one_line(words)} |"
+        for name, words in documented(type(record))
+        if not is_dataclass(getattr(record, name))
     ]
     return "\n".join(["| field | default | |", "|---|---|---|", *rows, ""])
 
 
 def one_line(words: str) -> str:
-    return " ".join(words.split()).replace("|", "\\|")
+    return words.replace("|", "\\|")

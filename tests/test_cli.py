@@ -73,6 +73,8 @@ def test_a_shell_completes_commands_options_and_paths(tmp_path):
         (["resume", "."], "holds no checkpoint"),
         (["train", "Pendulum-v1", "--checkpoint-every", "0"], "--checkpoint-every is 0"),
         (["compare", "nowhere", "--reference", "nowhere"], "nowhere"),
+        (["train", "Pendulum-v1", "--config", "nowhere.json"], "nowhere.json cannot be read as a config"),
+        (["train", "Pendulum-v1", "--config", "a.json", "--preset", "quick"], "Give one of them"),
     ],
 )
 def test_a_mistake_is_one_line_and_status_2(words, told, tmp_path):
@@ -80,14 +82,6 @@ def test_a_mistake_is_one_line_and_status_2(words, told, tmp_path):
     assert done.returncode == 2
     assert told in done.stderr and "Traceback" not in done.stderr and len(done.stderr.strip().splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
-
-
-def test_help_shows_examples_and_every_field():
-    done = command("train", "--help")
-    assert done.returncode == 0
-    for words in ("examples:", "--preset quick", "--horizons.distribution", "--fit.base-epochs", "HalfCheetah"):
-        assert words in done.stdout
-    assert "train" in command("--help").stdout and "compare" in command("--help").stdout
 
 
 @pytest.mark.slow

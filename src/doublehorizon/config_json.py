@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 from doublehorizon.config import Config
@@ -36,6 +37,17 @@ def from_run(values: dict[str, Any]) -> Config:
     if "batches_per_step" in values.get("fit", {}) or steps is None or random is not None:
         return config
     return changed(config, {"loop.seed_iterations": max(5, 1000 // steps)})  # what None meant before little fits
+
+
+def read_config(path: Path) -> Config:
+    """The config in a run's `config.json`, or in a file that holds nothing else; what is left out is the default's."""
+    try:
+        values = json.loads(path.read_text())
+    except (OSError, ValueError) as problem:
+        raise UserError(f"{path} cannot be read as a config: {problem}") from None
+    if not isinstance(values, dict):
+        raise UserError(f"{path} holds no config, but {type(values).__name__}. config.json of a run is one.")
+    return from_run(values["config"]) if isinstance(values.get("config"), dict) else from_json(values)
 
 
 def changed(config: Config, values: Mapping[str, Any]) -> Config:

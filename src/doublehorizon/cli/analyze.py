@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import tyro
 
-from doublehorizon.cli.options import usage
+from doublehorizon.cli.options import Device, PathIfGiven, TextIfGiven, usage
 from doublehorizon.cli.train_and_resume import function
 from doublehorizon.errors import unknown
 from doublehorizon.jax_settings import prepare_jax
@@ -31,15 +31,15 @@ class Analyze:
     """The run folder, or one that save() wrote."""
     seeds: tuple[int, ...] = ()
     """Which of its seeds. Default: all."""
-    out: Path | None = None
+    out: PathIfGiven = None
     """The figure: .png, .svg or .pdf. Default: one in the run folder."""
-    env: str | None = None
+    env: TextIfGiven = None
     """module:function that makes the environment, if the run was trained on one."""
-    termination_rule: str | None = None
+    termination_rule: TextIfGiven = None
     """module:function, if the run was given one."""
-    reward: str | None = None
+    reward: TextIfGiven = None
     """module:function, if the run was given one."""
-    device: Literal["cpu", "gpu"] | None = None
+    device: Device = None
     """Where to compute. Default: a GPU if JAX sees one."""
     json: bool = False
     """Print the figures as JSON."""

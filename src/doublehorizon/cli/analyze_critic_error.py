@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from doublehorizon.cli.analyze import Analyze
-from doublehorizon.cli.options import require_positive
+from doublehorizon.cli.options import IntIfGiven, require_positive
 from doublehorizon.errors import UserError
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class CriticError(Analyze):
     """Pairs of state and action from the replay."""
     episodes: int = 8
     """Real episodes from each pair. The paper's 2048 cost half a billion environment steps."""
-    horizon: int | None = None
+    horizon: IntIfGiven = None
     """Steps of such an episode at most. Default: until what still comes is worth a hundredth."""
     updates: int = 2000
     """Updates of the critics."""
@@ -47,7 +47,7 @@ class CriticError(Analyze):
     """How often critics begin anew, with other initial weights. The paper: 32."""
     rollouts: int = 16
     """Imagined rollouts that an estimate is the mean of."""
-    distribution: int | None = None
+    distribution: IntIfGiven = None
     """Horizon of the distribution rollouts. Default: the run's, or 20 if it had none."""
 
 

@@ -12,6 +12,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
+from doublehorizon.cli.options import Device, PathIfGiven
 from doublehorizon.errors import UserError
 from doublehorizon.jax_settings import prepare_jax
 
@@ -36,13 +37,13 @@ class Bench:
     """Transitions in each seed's replay."""
     preset: Literal["dhmbpo", "paper", "light", "quick"] = "dhmbpo"
     """Whose networks and batches."""
-    device: Literal["cpu", "gpu"] | None = None
+    device: Device = None
     """Where to measure. Default: a GPU if JAX sees one."""
     start: bool = True
     """Also measure how long a run takes to start."""
     profile: bool = False
     """Also list the kernels that joint updates and epochs spend their time in."""
-    baseline: Path | None = None
+    baseline: PathIfGiven = None
     """An earlier output of `bench --json` to compare with."""
     json: bool = False
     """Print the figures as JSON."""

@@ -12,7 +12,7 @@ import tyro
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from doublehorizon.cli.options import require_positive
+from doublehorizon.cli.options import Device, require_positive
 from doublehorizon.config import Config
 from doublehorizon.config_json import changed
 from doublehorizon.errors import UserError
@@ -56,7 +56,7 @@ class BenchModel:
     """Of the networks and minibatches."""
     out: Path = Path("bench-model.png")
     """The figure, error against seconds: .png, .svg or .pdf."""
-    device: Literal["cpu", "gpu"] | None = None
+    device: Device = None
     """Where to fit. Default: a GPU if JAX sees one."""
     json: bool = False
     """Print the figures as JSON."""

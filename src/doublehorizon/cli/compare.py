@@ -12,6 +12,7 @@ import tyro
 
 from doublehorizon.analysis.curves import Comparison, Curves, common_steps, compare, find_curves, joined, task_of
 from doublehorizon.analysis.figures import plot
+from doublehorizon.cli.options import PathIfGiven
 from doublehorizon.errors import UserError
 
 _EXAMPLES = """Compares a run with another run, or with published curves: each seed scores its mean return over the
@@ -31,11 +32,11 @@ class Compare:
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """A run folder, or a CSV file with the columns step,reward,seed. Two of them are compared with each other; beside
     a reference, several with other seeds are taken together."""
-    reference: Path | None = None
+    reference: PathIfGiven = None
     """What to compare with: a run folder, a CSV file, or a folder with a file <Task>.csv. Default: the second RUN."""
     steps: tuple[int, ...] = ()
     """The evaluations that count. Default: all that both have, but for the one before the first step."""
-    plot: Path | None = None
+    plot: PathIfGiven = None
     """Draw both learning curves into this file (PNG, SVG or PDF)."""
     json: bool = False
     """Print the figures as JSON."""

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import track
 
 from doublehorizon.acting.env_runner import EnvRunner
-from doublehorizon.cli.options import require_positive
+from doublehorizon.cli.options import TextIfGiven, require_positive
 from doublehorizon.run.run_reader import read_run
 
 _EXAMPLES = """Tests the policies of a run in new episodes, with their most likely actions.
@@ -34,7 +34,7 @@ class Eval:
     """Whose policies. Default: all."""
     first: int = 0
     """Number of the first episode: others begin elsewhere."""
-    env: str | None = None
+    env: TextIfGiven = None
     """module:function that makes the environment, if the run was trained on one; or another environment with the same
     spaces."""
     json: bool = False

@@ -7,15 +7,15 @@ from typing import Annotated, Literal
 
 import tyro
 
-from doublehorizon.cli.options import Steps, require_positive
-from doublehorizon.cli.train import preset_named_in
+from doublehorizon.cli.config_help import show_help
+from doublehorizon.cli.options import Device, FloatIfGiven, PathIfGiven, Steps, require_positive
+from doublehorizon.cli.train import config_named_in
 from doublehorizon.config import Config
 from doublehorizon.errors import UserError
 from doublehorizon.experiments.experiment_view import ExperimentView
 from doublehorizon.experiments.jobs import Job, is_done
 from doublehorizon.experiments.launchers import Resources, failure, run_locally, run_on_ray
 from doublehorizon.experiments.paper_experiments import EXPERIMENTS, TASKS, jobs_of, paper_experiment
-from doublehorizon.presets import preset
 from doublehorizon.signals import stoppable
 
 _LIST = "\n".join(f"  {name:<13} {chosen.question}" for name, chosen in EXPERIMENTS.items())
@@ -33,8 +33,8 @@ examples:
 
 
 @dataclass
-class Experiment:
-    """What `doublehorizon experiment` takes."""
+class ExperimentOptions:
+    """What `doublehorizon experiment` takes, but for the numbers of the algorithm."""
 
     name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")]
     """Which experiment."""
@@ -50,28 +50,36 @@ class Experiment:
     """Some of the experiment's variants. Default: all."""
     preset: Literal["dhmbpo", "paper", "light", "quick"] = "paper"
     """What all variants start from; published curves are those of the paper's settings."""
-    out: Path | None = None
+    out: PathIfGiven = None
     """The folder for all runs, the table and the figure. Default: experiments/NAME."""
-    reference: Path | None = None
+    reference: PathIfGiven = None
     """A folder of published curves, laid out as the authors' results: gym/esvg/Hopper.csv and so on."""
     on: str = "here"
     """Where: here, one run after another; ray, a Ray cluster on this machine; ray:ADDRESS, another one."""
-    gpus: float | None = None
+    gpus: FloatIfGiven = None
     """GPUs that each run asks of a Ray cluster. Default: 1 if it has any."""
-    cores: float | None = None
+    cores: FloatIfGiven = None
     """CPU cores that each run asks of a Ray cluster. Default: one per seed, as far as a node has them."""
-    device: Literal["cpu", "gpu"] | None = None
+    device: Device = None
     """Where to learn. Default: a GPU if JAX sees one."""
     quiet: bool = False
     """Show no progress."""
     json: bool = False
     """Print the table as JSON."""
+
+
+@dataclass
+class Experiment(ExperimentOptions):
+    """What `doublehorizon experiment` takes."""
+
     config: Annotated[Config, tyro.conf.arg(name="")] = field(default_factory=Config)
 
 
 def run(arguments: list[str]) -> int:
     """Parses, runs what is missing, and sums up."""
-    default = Experiment(name="", config=preset(preset_named_in(arguments, "paper")))
+    default = Experiment(name="", config=config_named_in(arguments, "paper"))
+    if show_help(ExperimentOptions, "doublehorizon experiment", _EXAMPLES, arguments, default.config):
+        return 0
     default.name = tyro.MISSING
     options = tyro.cli(
         Experiment, prog="doublehorizon experiment", description=_EXAMPLES, args=arguments, default=default

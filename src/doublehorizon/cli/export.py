@@ -8,6 +8,7 @@ import tyro
 
 from doublehorizon.acting.policy import load_policy
 from doublehorizon.analysis.export import export_policy
+from doublehorizon.cli.options import IntIfGiven
 from doublehorizon.run.run_reader import read_run
 
 _EXAMPLES = """Writes a trained policy for machines that do not have this package.
@@ -29,7 +30,7 @@ class Export:
     """A run folder, or a policy file."""
     file: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
     """Where to: its name ends in .onnx or .npz."""
-    seed: int | None = None
+    seed: IntIfGiven = None
     """Whose policy. Default: that of the seed with the best last test return."""
 
 

@@ -3,8 +3,9 @@
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
+import tyro
 from tyro.constructors import PrimitiveConstructorSpec
 
 from doublehorizon.errors import UserError
@@ -29,6 +30,19 @@ Steps = Annotated[
     ),
 ]
 """A number of steps on the command line."""
+
+
+def _if_given(metavar: str) -> Any:
+    """An option without a default value: its words say what happens without it."""
+    return tyro.conf.arg(metavar=metavar, help_behavior_hint="")
+
+
+PathIfGiven = Annotated[Path | None, _if_given("PATH")]
+TextIfGiven = Annotated[str | None, _if_given("TEXT")]
+IntIfGiven = Annotated[int | None, _if_given("INT")]
+FloatIfGiven = Annotated[float | None, _if_given("FLOAT")]
+StepsIfGiven = Annotated[Steps | None, _if_given("INT")]
+Device = Annotated[Literal["cpu", "gpu"] | None, _if_given("{cpu,gpu}")]
 
 
 def require_positive(options: Any, *names: str) -> None:

@@ -20,6 +20,7 @@ from doublehorizon.analysis.curves import (
     task_of,
 )
 from doublehorizon.analysis.figures import draw_aggregates, draw_curves, draw_profiles, figure_of, save_figure
+from doublehorizon.cli.options import IntIfGiven, PathIfGiven
 from doublehorizon.errors import UserError
 
 _EXAMPLES = """Draws learning curves: mean and 95% interval over seeds, one picture per task.
@@ -48,9 +49,9 @@ class Plot:
     """The figure: .png, .svg or .pdf."""
     x: Literal["steps", "time"] = "steps"
     """What the curves are drawn against."""
-    until: int | None = None
+    until: IntIfGiven = None
     """The last step to draw. Default: the last that the runs have."""
-    csv: Path | None = None
+    csv: PathIfGiven = None
     """Also write the curves' means and intervals into this file."""
     json: bool = False
     """Print the last returns, and the scores over tasks, as JSON."""

@@ -7,6 +7,7 @@ from typing import Annotated
 import tyro
 
 from doublehorizon.analysis.report import write_report
+from doublehorizon.cli.options import PathIfGiven
 from doublehorizon.errors import UserError
 
 _EXAMPLES = """Writes one HTML page about one or several runs: curves that can be zoomed and read off, final returns,
@@ -26,9 +27,9 @@ class Report:
 
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """Run folders."""
-    out: Path | None = None
+    out: PathIfGiven = None
     """The page. Default: report.html in the first run folder."""
-    reference: Path | None = None
+    reference: PathIfGiven = None
     """A folder with published curves, one CSV file per task."""
 
 

@@ -3,11 +3,11 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import tyro
 
-from doublehorizon.cli.options import Steps
+from doublehorizon.cli.options import Device, StepsIfGiven, TextIfGiven
 from doublehorizon.cli.train_and_resume import functions, report, starting, tracked, with_resume_hint
 from doublehorizon.errors import UserError
 from doublehorizon.jax_settings import prepare_jax
@@ -29,18 +29,18 @@ class Resume:
 
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """The run folder."""
-    steps: Steps | None = None
+    steps: StepsIfGiven = None
     """Simulator steps per seed in all. Default: as many as the run was started for."""
-    env: str | None = None
+    env: TextIfGiven = None
     """module:function that makes the environment, if the run was started with one: what a file names is not imported
     unless you name it too."""
-    seed_policy: str | None = None
+    seed_policy: TextIfGiven = None
     """As for train, if the run had one and nothing was learnt yet."""
-    reward: str | None = None
+    reward: TextIfGiven = None
     """As for train, if the run had one."""
-    termination_rule: str | None = None
+    termination_rule: TextIfGiven = None
     """As for train, if the run had one."""
-    device: Literal["cpu", "gpu"] | None = None
+    device: Device = None
     """Where to learn. Default: a GPU if JAX sees one."""
     tensorboard: bool = False
     """Also write TensorBoard's event files, into RUN/tensorboard."""

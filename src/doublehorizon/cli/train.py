@@ -8,10 +8,19 @@ from typing import Annotated, Literal
 
 import tyro
 
-from doublehorizon.cli.options import Steps, require_positive
+from doublehorizon.cli.config_help import show_help
+from doublehorizon.cli.options import (
+    Device,
+    FloatIfGiven,
+    IntIfGiven,
+    PathIfGiven,
+    Steps,
+    TextIfGiven,
+    require_positive,
+)
 from doublehorizon.cli.train_and_resume import functions, report, starting, tracked, with_resume_hint
 from doublehorizon.config import Config
-from doublehorizon.config_json import changed
+from doublehorizon.config_json import changed, read_config
 from doublehorizon.errors import UserError
 from doublehorizon.jax_settings import prepare_jax
 from doublehorizon.presets import preset
@@ -30,8 +39,8 @@ policy/seed<k>.safetensors, and checkpoints. A run that was stopped goes on with
 
 
 @dataclass
-class Train:
-    """What `doublehorizon train` takes."""
+class TrainOptions:
+    """What `doublehorizon train` takes, but for the numbers of the algorithm."""
 
     env: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ENV")]
     """A Gymnasium id (Pendulum-v1, Hopper-v5, ...); dmc/DOMAIN-TASK, such as dmc/cheetah-run; paper/X, X being
@@ -43,30 +52,32 @@ class Train:
     seed: int = 0
     """The first seed."""
     preset: Literal["dhmbpo", "paper", "light", "quick", "svg", "mbpo", "sac"] = "dhmbpo"
-    """Where the numbers below start from: dhmbpo is the paper's algorithm with a model that is fitted a little and
-    often, paper has its own fits and precision, light suits a CPU, quick a CPU and a small task; svg, mbpo and sac are
-    the paper's relatives."""
-    out: Path | None = None
+    """Where the numbers of the algorithm start from: dhmbpo is the paper's algorithm with a model that is fitted a
+    little and often, paper has its own fits and precision, light suits a CPU, quick a CPU and a small task; svg, mbpo
+    and sac are the paper's relatives."""
+    config_file: Annotated[Path | None, tyro.conf.arg(name="config", metavar="PATH", help_behavior_hint="")] = None
+    """A file of numbers to start from instead of a preset: config.json of a run, or what tune wrote."""
+    out: PathIfGiven = None
     """The run folder. Default: runs/ENV-DATE-TIME."""
-    updates_per_step: float | None = None
+    updates_per_step: FloatIfGiven = None
     """Updates of critic and actor per environment step. Default: 1."""
-    num_envs: int | None = None
+    num_envs: IntIfGiven = None
     """Environments per seed that collect side by side, for slow simulators. Default: 1."""
-    checkpoint_every: int | None = None
+    checkpoint_every: IntIfGiven = None
     """Iterations between checkpoints. Default: each, or as often as it takes a twentieth of the time at most."""
-    data: str | None = None
+    data: TextIfGiven = None
     """Transitions to learn from before the first step instead of random ones: an .npz file with the arrays obs, act,
     reward, next_obs and terminated, or minari:DATASET."""
-    seed_policy: str | None = None
+    seed_policy: TextIfGiven = None
     """Acts before the first fit instead of random actions: module:function, from observation to action, or a policy
     file."""
-    reward: str | None = None
+    reward: TextIfGiven = None
     """module:function, your own reward from obs, act and next_obs, instead of a learnt one."""
-    termination_rule: str | None = None
+    termination_rule: TextIfGiven = None
     """module:function, your own rule from next_obs to flags."""
     check: bool = True
     """Let Gymnasium's check_env look at an environment of your own first; it steps it a few times."""
-    device: Literal["cpu", "gpu"] | None = None
+    device: Device = None
     """Where to learn. Default: a GPU if JAX sees one."""
     tensorboard: bool = False
     """Also write TensorBoard's event files, into RUN/tensorboard."""
@@ -76,12 +87,20 @@ class Train:
     """Show no progress."""
     json: bool = False
     """Print the result as JSON."""
+
+
+@dataclass
+class Train(TrainOptions):
+    """What `doublehorizon train` takes."""
+
     config: Annotated[Config, tyro.conf.arg(name="")] = field(default_factory=Config)
 
 
 def run(arguments: list[str]) -> int:
     """Parses, trains, and says what came out."""
-    default = Train(env="", config=preset(preset_named_in(arguments)))
+    default = Train(env="", config=config_named_in(arguments))
+    if show_help(TrainOptions, "doublehorizon train", _EXAMPLES, arguments, default.config):
+        return 0
     options = tyro.cli(
         Train,
         prog="doublehorizon train",
@@ -127,14 +146,22 @@ def _config(options: Train) -> Config:
     return changed(options.config, {name: value for name, value in named.items() if value is not None})
 
 
-def preset_named_in(arguments: list[str], default: str = "dhmbpo") -> str:
-    """The preset's values are the defaults that the parser then shows and overrides, so it is looked up first."""
+def config_named_in(arguments: list[str], default: str = "dhmbpo") -> Config:
+    """Its values are the defaults that the parser then shows and overrides, so they are looked up first: those of a
+    file or of a preset."""
+    name, file = _value_of("--preset", arguments), _value_of("--config", arguments)
+    if name is not None and file is not None:
+        raise UserError("--preset and --config both say where the numbers start from. Give one of them.")
+    return preset(name or default) if file is None else read_config(Path(file))
+
+
+def _value_of(option: str, arguments: list[str]) -> str | None:
     for here, following in zip(arguments, [*arguments[1:], ""], strict=True):
-        if here == "--preset":
+        if here == option:
             return following
-        if here.startswith("--preset="):
-            return here.removeprefix("--preset=")
-    return default
+        if here.startswith(f"{option}="):
+            return here.removeprefix(f"{option}=")
+    return None
 
 
 def _default_folder(env: str) -> Path:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from doublehorizon.atomic_files import refuse_links
-from doublehorizon.cli.options import require_positive
+from doublehorizon.cli.options import PathIfGiven, TextIfGiven, require_positive
 
 _EXAMPLES = """Films the policies of a run: RUN/video/seed<k>.mp4, without a display.
 
@@ -29,9 +29,9 @@ class Video:
     """Episodes per seed, one after the other in one video."""
     seeds: tuple[int, ...] = ()
     """Whose policies. Default: all."""
-    out: Path | None = None
+    out: PathIfGiven = None
     """The folder for the videos. Default: RUN/video."""
-    env: str | None = None
+    env: TextIfGiven = None
     """module:function that makes the environment, if the run was trained on one; it is called with
     render_mode="rgb_array" if it takes that."""
 
