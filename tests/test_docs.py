@@ -171,3 +171,10 @@ def test_the_site_builds_without_a_warning(tmp_path):
     assert "horizons.distribution" in config and "policy.learning_rate" in config
     commands = (tmp_path / "site" / "commands" / "index.html").read_text()
     assert "doublehorizon resume" in commands and "--checkpoint-every" in commands
+    # every public name and what an agent can do have an entry on the page about Python
+    python = (tmp_path / "site" / "api" / "index.html").read_text()
+    entries = {name.rsplit(".", 1)[-1] for name in re.findall(r'<h[345] id="(doublehorizon[^"]+)"', python)}
+    agent = {name for name in vars(dh.DHMBPO) if not name.startswith("_")} - {"worker_spec"}
+    classes = {name: kind for name, kind in vars(dh.callbacks).items() if isinstance(kind, type) and name[0] != "_"}
+    ready = {name for name, kind in classes.items() if issubclass(kind, dh.Callback)}
+    assert agent | ready | {"DHMBPO", "Config", "load_policy", "UserError", "on_evaluation", "with_"} <= entries

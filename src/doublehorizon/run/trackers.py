@@ -13,9 +13,13 @@ from doublehorizon.errors import UserError
 class Tracker(Protocol):
     """Takes figures of a seed at a step."""
 
-    def track(self, step: int, seed: int, figures: Mapping[str, float | int]) -> None: ...
+    def track(self, step: int, seed: int, figures: Mapping[str, float | int]) -> None:
+        """Some figures by name; a figure comes once per step and seed."""
+        ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """No more figures will come."""
+        ...
 
 
 def _finite(figures: Mapping[str, float | int]) -> dict[str, float | int]:
