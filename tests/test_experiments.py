@@ -207,6 +207,32 @@ def test_the_board_shows_what_runs_have_reached(tmp_path):
     assert view.rows[one.name].returns == (-8.0, 4.0)
 
 
+def test_a_board_without_a_terminal_tells_of_each_test_and_is_not_silent_for_long(tmp_path, monkeypatch):
+    from rich.console import Console
+
+    now = [1000.0]
+    monkeypatch.setattr("doublehorizon.experiments.experiment_view.time.monotonic", lambda: now[0])
+    one, console = job(), Console(record=True, width=120, force_terminal=False, file=io.StringIO())
+    (tmp_path / one.name).mkdir(parents=True)
+
+    def lines(after: float, tests: str = "", step: int = 0) -> list[str]:
+        now[0] += after
+        if tests:
+            (tmp_path / one.name / "eval.csv").write_text(f"step,time,reward,seed\n{tests}")
+            (tmp_path / one.name / "progress.csv").write_text(f"time/total_timesteps\n{step}\n")
+        view.refresh()
+        return console.export_text().splitlines()
+
+    with ExperimentView([one], tmp_path, console=console) as view:
+        view.update(one.name, "running")
+        assert lines(5) == ["Pendulum-v1/dhmbpo: running  step 0 of 80"]
+        assert lines(5, "0,0,-9,0\n", 20) == [
+            "Pendulum-v1/dhmbpo: running  step 20 of 80  test return -9  0:00:30 left"
+        ]
+        assert lines(5, "0,0,-9,0\n", 40) == []  # further, but nothing new to tell
+        assert lines(26)[0].startswith("Pendulum-v1/dhmbpo: running  step 40 of 80  test return -9")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_a_tiny_run_of_every_experiment(name, tmp_path):

@@ -21,12 +21,14 @@ from doublehorizon.envs.spaces import flat_observation
 from doublehorizon.errors import UserError
 from doublehorizon.jax_settings import DETERMINISTIC_FLAG, asked_for_determinism
 from doublehorizon.presets import preset
-from doublehorizon.run import checkpoint_writer, run_folder
+from doublehorizon.run import run_folder
 from doublehorizon.run.checkpoint_reader import read_newest, read_step, restore
-from doublehorizon.run.prior_knowledge import PriorKnowledge
+from doublehorizon.run.prior_knowledge import PriorKnowledge, require_fit
 from doublehorizon.run.progress import Progress, begin, capacity_for, extend
 from doublehorizon.run.replay_files import Archived
+from doublehorizon.run.saved_agent import folder_of, write_agent
 from doublehorizon.run.trackers import Tracker
+from doublehorizon.sb3_words import explains_keywords
 from doublehorizon.schedule import random_steps, steps_per_iteration
 from doublehorizon.signals import stoppable
 from doublehorizon.training.callbacks import CallbackLike, as_callback
@@ -56,6 +58,7 @@ class DHMBPO:
         check: let Gymnasium's `check_env` look at an environment of your own first; it steps it a few times.
     """
 
+    @explains_keywords
     def __init__(  # noqa: PLR0913 (what a user may bring, each by its name)
         self,
         env: EnvLike,
@@ -81,11 +84,13 @@ class DHMBPO:
         self._notes = self.env_source.notes
         prior = None if data is None else load_transitions(data, self.env_source.spec, self.config.fit.held_out_every)
         seed_policy = load_policy(seed_policy) if isinstance(seed_policy, str | Path) else seed_policy
+        require_fit(seed_policy, self.env_source.spec)
         self._knowledge = PriorKnowledge(reward, prior, seed_policy)
         self._progress: Progress | None = None
         self._folder: Path | None = None
         self._rng = np.random.default_rng(seed)
 
+    @explains_keywords
     def learn(
         self,
         total_timesteps: int,
@@ -283,17 +288,13 @@ class DHMBPO:
         return {} if self._progress is None else self._progress.last_returns()
 
     def save(self, path: str | Path) -> None:
-        """Writes the agent, its replay included, to a folder from which `load` and further `learn` continue as if
-        nothing had happened. An agent that was there before is replaced when the new one is complete."""
+        """Writes the agent, its replay included, to a folder, or to one file if the name ends in `.zip`, from which
+        `load` and further `learn` continue as if nothing had happened. An agent that was there before is replaced when
+        the new one is complete."""
         if self._progress is None or not self._progress.machinery.whole:
             raise UserError("there is nothing to save: call learn(total_timesteps) first, and let it end.")
-        path = Path(path)
-        if (path / "config.json").exists():
-            raise UserError(f"{path} holds a run. Choose another folder for the agent.")
-        if path.exists() and not checkpoint_writer.steps_kept(path) and (not path.is_dir() or any(path.iterdir())):
-            raise UserError(f"{path} is not empty and holds no agent. Choose another folder.")
         with using(self.devices):
-            checkpoint_writer.save_agent(self._progress, path)
+            write_agent(self._progress, Path(path))
 
     @classmethod
     def load(
@@ -309,23 +310,23 @@ class DHMBPO:
         """Reads what `save` wrote, or the last checkpoint of a run folder, or that at `step`. `env` is needed where the
         agent was not trained on a registered id; `termination_rule`, `reward` and `seed_policy` where it was given such
         a function. No code is imported that the files name."""
-        path = Path(path)
-        saved, problems = read_newest(path) if step is None else (read_step(path, step), [])
-        model = cls(
-            saved.registered_id() if env is None else env,
-            seed=saved.seeds[0],
-            seeds=len(saved.seeds),
-            config=saved.config,
-            device=device,
-            termination_rule=termination_rule,
-            reward=reward,
-            seed_policy=seed_policy,
-            check=False,
-        )
-        with using(model.devices):
-            model._progress, changes = restore(saved, model.spec, model.devices, model._knowledge)
+        with folder_of(Path(path)) as folder:
+            saved, problems = read_newest(folder) if step is None else (read_step(folder, step), [])
+            model = cls(
+                saved.registered_id() if env is None else env,
+                seed=saved.seeds[0],
+                seeds=len(saved.seeds),
+                config=saved.config,
+                device=device,
+                termination_rule=termination_rule,
+                reward=reward,
+                seed_policy=seed_policy,
+                check=False,
+            )
+            with using(model.devices):
+                model._progress, changes = restore(saved, model.spec, model.devices, model._knowledge)
         model._notes = problems + changes
-        model._folder = path.resolve()
+        model._folder = Path(path).resolve()
         return model
 
     def _best(self) -> NumpyPolicy:

@@ -65,7 +65,7 @@ def run(arguments: list[str]) -> int:
     hint = with_resume_hint(model, options.run, options)
     with hint, tracked(options.run, options.tensorboard, options.wandb) as trackers:
         model.resume(options.run, options.steps, progress_bar=not options.quiet, trackers=trackers)
-    report(model.last_returns(), options.run, options.json)
+    report(model, options.run, options.json)
     return 0
 
 

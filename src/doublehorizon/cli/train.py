@@ -133,7 +133,7 @@ def run(arguments: list[str]) -> int:
         )
     with with_resume_hint(model, folder, options), tracked(folder, options.tensorboard, options.wandb) as trackers:
         model.learn(options.steps, out=folder, progress_bar=not options.quiet, trackers=trackers)
-    report(model.last_returns(), folder, options.json)
+    report(model, folder, options.json)
     return 0
 
 

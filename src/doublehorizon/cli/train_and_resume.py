@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import gymnasium as gym
 from rich.console import Console
 
 from doublehorizon.cli.options import resume_command
@@ -76,12 +77,24 @@ def tracked(folder: Path, tensorboard: bool, wandb: bool) -> Iterator[list[Track
             tracker.close()
 
 
-def report(returns: dict[int, float], folder: Path, as_json: bool) -> None:
+def report(model: "DHMBPO", folder: Path, as_json: bool) -> None:
     """The result on stdout."""
+    returns = model.last_returns()
     if as_json:
         print(json.dumps({"run": str(folder), "returns": returns}))
         return
     if returns:
         mean = sum(returns.values()) / len(returns)
-        print(f"final test return: {mean:.5g} (mean of {len(returns)} seed(s))")
+        print(f"final test return: {mean:.5g} (mean of {len(returns)} seed(s)){_how_good(model)}")
     print(f"run folder: {folder}")
+
+
+def _how_good(model: "DHMBPO") -> str:
+    """What a return can be measured by: the test at the start, and what is known of the task."""
+    at_start = {} if model.progress is None else model.progress.returns.get(0, {})
+    told = f"; at the start it was {sum(at_start.values()) / len(at_start):.5g}" if at_start else ""
+    name = model.spec.name
+    registered = gym.registry.get(name) if model.spec.registered else None
+    if registered is not None and registered.reward_threshold is not None:
+        told += f"; Gymnasium calls {name} solved at {registered.reward_threshold:g}"
+    return told + ("; 1000 is the most there is" if name.startswith("dmc/") else "")

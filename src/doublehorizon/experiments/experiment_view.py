@@ -16,6 +16,7 @@ from doublehorizon.run.run_reader import read_rows
 from doublehorizon.training.live_view import clock, sparkline
 
 _EVERY = 1.0  # seconds between two reads of the runs' files
+_SILENCE = 30.0  # seconds without a line, at most, where lines are printed
 
 
 @dataclass
@@ -28,6 +29,7 @@ class JobStatus:
     returns: tuple[float, ...] = ()
     begun: float | None = None
     first: int = 0
+    told: float = 0.0
 
 
 class ExperimentView:
@@ -57,8 +59,14 @@ class ExperimentView:
         if state == "running":
             row.begun, row.first = time.monotonic(), row.step
         row.state, row.note = state, note
+        self._tell(name, note)
+
+    def _tell(self, name: str, *notes: str) -> None:
+        """A line about a job, where there is no table."""
+        row = self.rows[name]
+        row.told = time.monotonic()
         if not self._is_live and not self._quiet:
-            parts = [f"{name}: {state}", f"step {row.step:,} of {self._jobs[name].steps:,}", note]
+            parts = [f"{name}: {row.state}", f"step {row.step:,} of {self._jobs[name].steps:,}", *notes]
             self._console.print("  ".join(filter(None, parts)), highlight=False, markup=False, soft_wrap=True)
 
     def refresh(self) -> None:
@@ -66,8 +74,18 @@ class ExperimentView:
         if time.monotonic() - self._refreshed > _EVERY:
             for name, row in self.rows.items():
                 if row.state == "running":
-                    self._read(name)
+                    self._read_and_tell(name)
             self._refreshed = time.monotonic()
+
+    def _read_and_tell(self, name: str) -> None:
+        """Of each new test, and now and then how far it is."""
+        row = self.rows[name]
+        before = len(row.returns)
+        self._read(name)
+        if len(row.returns) > before or time.monotonic() - row.told > _SILENCE:
+            left = self._left(name)
+            last = f"test return {row.returns[-1]:.5g}" if row.returns else ""
+            self._tell(name, last, left and f"{left} left")
 
     def _read(self, name: str) -> None:
         row, folder = self.rows[name], self._root / name

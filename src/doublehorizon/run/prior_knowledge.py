@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from doublehorizon.acting.env_runner import Batch
+from doublehorizon.acting.policy import NumpyPolicy
 from doublehorizon.action_scaling import to_own_units
 from doublehorizon.algorithm.types import Task
 from doublehorizon.envs.make import EnvSpec
@@ -33,6 +34,18 @@ class PriorKnowledge:
     def given(self) -> list[str]:
         """Which of them there are: a run without them would be another."""
         return [name for name in ("data", "reward", "seed_policy") if getattr(self, name) is not None]
+
+
+def require_fit(policy: Any, spec: EnvSpec) -> None:
+    """A saved policy must be one for such an environment."""
+    if not isinstance(policy, NumpyPolicy):
+        return
+    has, needs = (policy.obs_mean.size, policy.act_size), (spec.obs_size, spec.act_size)
+    if has != needs:
+        raise UserError(
+            f"the seed policy takes {has[0]} numbers as observation and gives {has[1]} as action, but {spec.name} has "
+            f"{needs[0]} and {needs[1]}. Give a policy that was trained on this environment."
+        )
 
 
 def make_task(spec: EnvSpec, knowledge: PriorKnowledge) -> Task:

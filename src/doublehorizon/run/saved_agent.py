@@ -1,0 +1,62 @@
+"""An agent that `save` wrote: a folder, or one file where the name ends in .zip."""
+
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from doublehorizon.atomic_files import disk_errors_reported
+from doublehorizon.errors import UserError
+from doublehorizon.run.checkpoint_writer import save_agent, steps_kept
+from doublehorizon.run.progress import Progress
+
+
+def write_agent(progress: Progress, path: Path) -> None:
+    """To a folder or file that is new, or held an agent; that one goes when the new one is complete."""
+    _require_free(path)
+    if not _is_one_file(path):
+        save_agent(progress, path)
+        return
+    home = path.resolve().parent
+    home.mkdir(parents=True, exist_ok=True)
+    with disk_errors_reported(path), tempfile.TemporaryDirectory(dir=home) as work:
+        folder, packed = Path(work) / "agent", Path(work) / "agent.zip"
+        save_agent(progress, folder)
+        with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+            for part in sorted(folder.rglob("*")):
+                archive.write(part, part.relative_to(folder))
+        packed.replace(path)
+
+
+@contextmanager
+def folder_of(path: Path) -> Iterator[Path]:
+    """The agent's folder; what a file holds is unpacked for as long as it is needed."""
+    if not path.is_file():
+        yield path
+        return
+    with tempfile.TemporaryDirectory() as work:
+        try:
+            with zipfile.ZipFile(path) as archive:
+                archive.extractall(work)
+        except (zipfile.BadZipFile, OSError) as problem:
+            raise UserError(f"{path} cannot be read as an agent: {problem}.") from problem
+        if not steps_kept(Path(work)):
+            raise UserError(f"{path} holds no agent. Give a file or folder that save() wrote, or the folder of a run.")
+        yield Path(work)
+
+
+def _is_one_file(path: Path) -> bool:
+    return path.suffix == ".zip"
+
+
+def _require_free(path: Path) -> None:
+    if (path / "config.json").exists():
+        raise UserError(f"{path} holds a run. Choose another folder for the agent.")
+    if path.is_dir() and not _is_one_file(path) and (steps_kept(path) or not any(path.iterdir())):
+        return
+    if path.is_file() and _is_one_file(path):
+        with folder_of(path):  # an agent, which may be replaced
+            return
+    if path.exists():
+        raise UserError(f"{path} is not empty and holds no agent. Choose another folder.")

@@ -1,0 +1,57 @@
+"""Keywords that people who know Stable-Baselines3 try, each with what does the same here."""
+
+import inspect
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+from doublehorizon.errors import UserError, unknown
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_CONFIG = "give config=dh.Config().with_({}=...)"
+INSTEAD = {
+    "policy": "there is one kind of policy; its width is config=dh.Config().with_(policy__width=...)",
+    "policy_kwargs": _CONFIG.format("policy__width"),
+    "verbose": "learn(..., progress_bar=True) shows how it goes",
+    "tensorboard_log": "give learn(..., trackers=[dh.trackers.TensorBoard(folder)])",
+    "tb_log_name": "give trackers=[dh.trackers.TensorBoard(folder)]",
+    "log_interval": "figures are written after every iteration, to progress.csv in the folder out",
+    "reset_num_timesteps": "learn() goes on from where the agent stands; a new agent starts at 0",
+    "eval_env": "give callback=dh.callbacks.EvaluateOn(env)",
+    "eval_freq": _CONFIG.format("loop__evaluate_every"),
+    "n_eval_episodes": _CONFIG.format("loop__evaluation_episodes"),
+    "gamma": _CONFIG.format("policy__discount"),
+    "learning_rate": _CONFIG.format("policy__learning_rate"),
+    "batch_size": _CONFIG.format("policy__batch_size"),
+    "tau": _CONFIG.format("critic__target_rate"),
+    "ent_coef": "the temperature is tuned; " + _CONFIG.format("policy__initial_temperature"),
+    "target_entropy": _CONFIG.format("policy__target_entropy_per_action"),
+    "buffer_size": _CONFIG.format("loop__replay_capacity"),
+    "learning_starts": _CONFIG.format("loop__seed_episodes"),
+    "gradient_steps": _CONFIG.format("policy__updates_per_step"),
+    "train_freq": _CONFIG.format("loop__steps_per_iteration"),
+    "n_envs": _CONFIG.format("loop__num_envs"),
+    "preset": 'give config="quick", or the name of another preset',
+}
+
+
+def explains_keywords(function: Callable[P, R]) -> Callable[P, R]:
+    """The same function; a keyword that it does not have is answered in one line."""
+    known = inspect.signature(function).parameters
+
+    @wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        for name in kwargs:
+            if name not in known:
+                raise _refusal(name, [key for key in known if key != "self"])
+        return function(*args, **kwargs)
+
+    return checked
+
+
+def _refusal(name: str, known: list[str]) -> UserError:
+    if name in INSTEAD:
+        return UserError(f"there is no keyword {name!r} here: {INSTEAD[name]}.")
+    return unknown("keyword", name, known)
