@@ -27,6 +27,8 @@ ELSEWHERE = {
     "git": "CI clones",
     "python": "benchmarks take minutes and other people's packages",
     "bench": "tests/test_speed.py runs it with small sizes",
+    "tune": "tests/test_tuning.py runs it with small sizes",
+    "tuning/Pendulum-v1/best.json": "tests/test_help.py reads such files",
     "--on": "tests/test_experiments.py runs on a cluster",
 }
 SMALL = {"--steps": "80", "--seeds": "2", "--episodes": "1", "--states": "128", "--rollouts": "16"}

@@ -20,6 +20,7 @@ COMMANDS = {
     "plot": "draw learning curves of runs, and aggregates over tasks",
     "report": "write one HTML page about one or several runs",
     "compare": "compare a run with published curves, or with another run",
+    "tune": "search for numbers that learn an environment in fewer steps",
     "experiment": "run one of the paper's experiments, here or on a Ray cluster",
     "analyze": "look into a run: critic error, model error, critic targets",
     "advise-horizon": "advise how long training rollouts should be",

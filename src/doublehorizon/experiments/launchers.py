@@ -39,13 +39,13 @@ def run_locally(jobs: list[Job], root: Path, view: ExperimentView) -> dict[str, 
                     time.sleep(0.2)
                     view.refresh()
             except BaseException:
-                _stop(process)
+                stop(process)
                 raise
             _report_end(job, process.returncode, work.last_line(log), view, problems)
     return problems
 
 
-def _stop(process: subprocess.Popen) -> None:
+def stop(process: subprocess.Popen) -> None:
     """Lets it save what it has; Ctrl-C has reached it too."""
     process.terminate()
     try:
@@ -194,7 +194,7 @@ def _remote(text: str, resources: Resources, files: Files, queue: Any) -> tuple[
             _watch(process, send)
         finally:
             if process.poll() is None:
-                _stop(process)
+                stop(process)
         send()
         return process.returncode, work.last_line(log)
 
