@@ -21,7 +21,7 @@ class Sitter(View):
     def advance(self, step: int, *figures) -> None:
         super().advance(step, *figures)
         if step == SHOWN_AT:
-            paper = Console(record=True, width=118, force_terminal=True)
+            paper = Console(record=True, width=100, force_terminal=True)
             paper.print(self)
             paper.save_svg(str(Path(__file__).parent / "img" / "live.svg"), title="doublehorizon train")
 

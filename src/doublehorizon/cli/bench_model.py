@@ -120,7 +120,12 @@ def _measure(options: BenchModel, configs: dict[str, Config]) -> dict[str, dict[
             found[name] = {}
             for way, config in configs.items():
                 bar.update(total, description=f"{name}: {way}")
-                found[name][way] = replay_forward(config, transitions, plan, options.seed, lambda: bar.advance(total))
+                score = replay_forward(config, transitions, plan, options.seed, lambda: bar.advance(total))
+                found[name][way] = score
+                if not bar.console.is_terminal:  # where no bar is seen
+                    bar.console.print(
+                        f"{name}: {way}: {score.member_rmse:.3f} in {score.seconds:.1f} s", soft_wrap=True
+                    )
     return found
 
 
