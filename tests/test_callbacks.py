@@ -38,6 +38,7 @@ class Written(Progress):
     spec: Any = None
     iteration: Any = 0
     step: Any = 0
+    goal: Any = 1000
     policies: Any = None
 
     def __init__(self, **values: Any):
@@ -87,12 +88,14 @@ def test_a_policy_is_tested_on_another_environment_too():
 
     elsewhere = EvaluateOn(lambda: Strong(gym.make("Pendulum-v1", g=20.0)), every=2, episodes=1)
     spec = SimpleNamespace(obs_size=3, act_size=1)
-    for iteration in range(5):
-        now = Written(spec=spec, seeds=[4, 5], iteration=iteration, step=20 * iteration)
+    for iteration in range(6):
+        now = Written(spec=spec, seeds=[4, 5], iteration=iteration, step=20 * iteration, goal=100)
         now.policies = [policy(0.0), policy(1.0)] if iteration > 0 else None
         elsewhere.on_iteration(now)
-    assert elsewhere.returns == {40: {4: 200.0, 5: 200.0}, 80: {4: 200.0, 5: 200.0}}
+    assert elsewhere.returns == {step: {4: 200.0, 5: 200.0} for step in (40, 80, 100)}  # the last at the end
     now.spec.obs_size = 4
+    with pytest.raises(dh.UserError, match="it cannot be tested there"):
+        as_callback([elsewhere]).on_start(now)
     with pytest.raises(dh.UserError, match="has 3 observations and 1 actions, but the policy has 4 and 1"):
         elsewhere.on_iteration(now)
 
@@ -133,3 +136,15 @@ def test_callbacks_of_stable_baselines3_are_told_what_to_use():
 def test_public_names_are_listed():
     assert {"DHMBPO", "Config", "callbacks", "load_policy", "presets", "trackers"} <= set(dir(dh))
     assert all(getattr(dh, name) is not None for name in dir(dh))
+
+
+def test_an_environment_that_does_not_fit_is_told_before_the_first_step(tmp_path):
+    model = dh.DHMBPO("Pendulum-v1", config=TINY)
+    with pytest.raises(dh.UserError, match="InvertedPendulum-v5 has 4 observations and 1 actions"):
+        model.learn(40, out=tmp_path / "run", callback=[EvaluateOn("InvertedPendulum-v5")])
+    assert model.num_timesteps == 0 and not (tmp_path / "run" / "eval.csv").exists()
+
+
+def test_a_return_to_stop_at_is_a_number():
+    with pytest.raises(dh.UserError, match="'-150', but the return to stop at is a number"):
+        StopAtReturn.__init__.__wrapped__(StopAtReturn.__new__(StopAtReturn), "-150")  # past the type checks of tests

@@ -339,6 +339,17 @@ def test_the_exported_lines_name_the_entries_in_order(tmp_path):
     assert [(entry["path"], entry["shape"]) for entry in names["ENTRIES"]] == [(("wanted",), (1,)), (("levels",), (2,))]
 
 
+def test_export_replaces_its_own_lines_and_nobody_elses(tmp_path):
+    policy = random_policy(SPACES["unsorted"])
+    for _ in range(2):
+        export_policy(policy, tmp_path / "p.npz")
+    (tmp_path / "controller.py").write_text("print('mine')\n")
+    with pytest.raises(UserError, match=r"controller\.py.* not from export"):
+        export_policy(policy, tmp_path / "controller.npz")
+    assert (tmp_path / "controller.py").read_text() == "print('mine')\n"
+    assert not (tmp_path / "controller.npz").exists()
+
+
 def test_export_prints_the_inputs(tmp_path, capsys):
     random_policy(TANKS).save(tmp_path / "named.safetensors")
     random_policy(Box(-1, 1, (3,))).save(tmp_path / "vector.safetensors")

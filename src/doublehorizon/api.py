@@ -20,7 +20,6 @@ from doublehorizon.envs.make import EnvLike, EnvSpec, Simulator
 from doublehorizon.envs.spaces import flat_observation
 from doublehorizon.errors import UserError
 from doublehorizon.jax_settings import DETERMINISTIC_FLAG, asked_for_determinism
-from doublehorizon.presets import preset
 from doublehorizon.run import run_folder
 from doublehorizon.run.checkpoint_reader import read_newest, read_step, restore
 from doublehorizon.run.prior_knowledge import PriorKnowledge, require_fit
@@ -28,7 +27,7 @@ from doublehorizon.run.progress import Progress, begin, capacity_for, extend
 from doublehorizon.run.replay_files import Archived
 from doublehorizon.run.saved_agent import folder_of, write_agent
 from doublehorizon.run.trackers import Tracker
-from doublehorizon.sb3_words import explains_keywords
+from doublehorizon.sb3_words import as_config, explains_keywords, require_whole
 from doublehorizon.schedule import random_steps, steps_per_iteration
 from doublehorizon.signals import stoppable
 from doublehorizon.training.callbacks import CallbackLike, as_callback
@@ -73,11 +72,12 @@ class DHMBPO:
         seed_policy: Any = None,
         check: bool = True,
     ):
+        require_whole(seed=seed, seeds=seeds)
         if seeds < 1:
             raise UserError(f"seeds is {seeds}, but at least one is needed.")
         if not 0 <= seed < 2**31 - seeds:
             raise UserError(f"seed is {seed}, but it must lie between 0 and {2**31 - seeds - 1}.")
-        self.config = preset(config) if isinstance(config, str) else config or Config()
+        self.config = as_config(config)
         self.seeds = list(range(seed, seed + seeds))
         self.devices = find_devices(device, seeds)
         self.env_source = look_at(env, self.config, seeds, termination_rule, check)
@@ -111,6 +111,7 @@ class DHMBPO:
             progress_bar: show how far it is, on a terminal or in a notebook.
             trackers: other places for its figures, such as `dh.trackers.TensorBoard(folder)`; they stay open.
         """
+        require_whole(total_timesteps=total_timesteps)
         if total_timesteps < 1:
             raise UserError(f"total_timesteps is {total_timesteps}, but at least 1 is needed.")
         self._learn_to(self.num_timesteps + self._rounded(total_timesteps), out, callback, progress_bar, trackers)
@@ -148,6 +149,7 @@ class DHMBPO:
             stack.enter_context(using(self.devices))
             folder = None if out is None else stack.enter_context(self._settled(Path(out)))
             progress = self._begun(goal)
+            called.on_start(progress)
             if folder is not None:
                 run_folder.write_config(folder, progress)
             view = stack.enter_context(View(self.spec.name, goal, quiet=not progress_bar))
@@ -217,6 +219,7 @@ class DHMBPO:
         action, state = policy.predict(flat, state, episode_start, deterministic, self._rng)
         return action.reshape(self.env_source.act_shape), state
 
+    @explains_keywords
     def evaluate(self, episodes: int = 10) -> float:
         """Mean return of `episodes` test episodes with `predict`'s policy."""
         if episodes < 1:

@@ -24,7 +24,7 @@ quick = Config(
     fit=FitConfig(batch_size=256, batches_per_step=2.0),
     critic=CriticConfig(width=128),
     policy=PolicyConfig(width=128, batch_size=64, ring_capacity=12_800, states_per_refresh=1280),
-    loop=LoopConfig(seed_iterations=2, first_actions="held", random_episodes=True),
+    loop=LoopConfig(seed_iterations=2, evaluate_every=5, first_actions="held", random_episodes=True),
 )
 """Small networks, short iterations, few random steps and more exploration, for a CPU and a small task of any kind."""
 

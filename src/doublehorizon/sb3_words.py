@@ -1,16 +1,19 @@
-"""Keywords that people who know Stable-Baselines3 try, each with what does the same here."""
+"""What people who know Stable-Baselines3 try, each with what does the same here; what is of a wrong kind is told."""
 
 import inspect
 from collections.abc import Callable
 from functools import wraps
-from typing import ParamSpec, TypeVar
+from numbers import Integral
+from typing import Any, ParamSpec, TypeVar
 
+from doublehorizon.config import Config
 from doublehorizon.errors import UserError, unknown
+from doublehorizon.presets import preset
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_CONFIG = "give config=dh.Config().with_({}=...)"
+_CONFIG = "give config=dh.Config().with_({}=...), or a preset such as dh.presets.quick in place of dh.Config()"
 INSTEAD = {
     "policy": "there is one kind of policy; its width is config=dh.Config().with_(policy__width=...)",
     "policy_kwargs": _CONFIG.format("policy__width"),
@@ -21,7 +24,6 @@ INSTEAD = {
     "reset_num_timesteps": "learn() goes on from where the agent stands; a new agent starts at 0",
     "eval_env": "give callback=dh.callbacks.EvaluateOn(env)",
     "eval_freq": _CONFIG.format("loop__evaluate_every"),
-    "n_eval_episodes": _CONFIG.format("loop__evaluation_episodes"),
     "gamma": _CONFIG.format("policy__discount"),
     "learning_rate": _CONFIG.format("policy__learning_rate"),
     "batch_size": _CONFIG.format("policy__batch_size"),
@@ -33,6 +35,7 @@ INSTEAD = {
     "gradient_steps": _CONFIG.format("policy__updates_per_step"),
     "train_freq": _CONFIG.format("loop__steps_per_iteration"),
     "n_envs": _CONFIG.format("loop__num_envs"),
+    "n_eval_episodes": "give episodes=...",
     "preset": 'give config="quick", or the name of another preset',
 }
 
@@ -41,14 +44,43 @@ def explains_keywords(function: Callable[P, R]) -> Callable[P, R]:
     """The same function; a keyword that it does not have is answered in one line."""
     known = inspect.signature(function).parameters
 
+    most = sum(one.kind is not one.KEYWORD_ONLY for one in known.values())
+
     @wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        if len(args) > most:
+            raise _too_many(args[1:], list(known)[1:most])
         for name in kwargs:
             if name not in known:
                 raise _refusal(name, [key for key in known if key != "self"])
         return function(*args, **kwargs)
 
     return checked
+
+
+def _too_many(given: tuple, places: list[str]) -> UserError:
+    hint = " There is one kind of policy, which is not named." if "MlpPolicy" in given else ""
+    shown = ", ".join(map(repr, given))
+    return UserError(f"({shown}) is too much: only {', '.join(places)} may be given without its name.{hint}")
+
+
+def require_whole(**values: Any) -> None:
+    """Each must be a whole number."""
+    for name, value in values.items():
+        if not isinstance(value, Integral) or isinstance(value, bool):
+            raise UserError(f"{name} is {value!r}, but a whole number is needed.")
+
+
+def as_config(given: Config | str | None) -> Config:
+    """A config, or the preset of that name; the default for None."""
+    if isinstance(given, str):
+        return preset(given)
+    if given is None or isinstance(given, Config):
+        return given or Config()
+    raise UserError(
+        f"config is {type(given).__name__}, but dh.Config() or the name of a preset is needed; dh.Config().with_("
+        "policy__width=64) changes a value."
+    )
 
 
 def _refusal(name: str, known: list[str]) -> UserError:

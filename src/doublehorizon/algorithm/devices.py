@@ -30,6 +30,9 @@ _OPTIONS: dict[str, bool | str] = {
 
 def find_devices(kind: str | None, num_seeds: int) -> Devices:
     """Devices of that kind ("cpu", "gpu"; None: the best there is), as many as share the seeds out evenly."""
+    kind = {"auto": None, "cuda": "gpu"}.get(kind or "auto", kind)  # as Stable-Baselines3 names them
+    if kind not in (None, "cpu", "gpu"):
+        raise UserError(f"device is {kind!r}, but it must be cpu, gpu or auto.")
     try:
         devices = jax.local_devices(backend=kind)
     except (RuntimeError, AssertionError) as problem:

@@ -204,6 +204,10 @@ def _write_numpy(policy: NumpyPolicy, path: Path) -> list[Path]:
     content = io.BytesIO()
     np.savez(content, **policy.arrays())  # type: ignore[arg-type]
     runner = path.with_suffix(".py")
+    if runner.exists() and not runner.read_text(errors="replace").startswith(RUNNER.split("{", 1)[0]):
+        raise UserError(
+            f"{runner}, which would run the policy, is there already, and not from export. Choose another name."
+        )
     write_file(path, content.getvalue())
     write_file(runner, _runner(path.name, policy.layout).encode())
     return [path, runner]

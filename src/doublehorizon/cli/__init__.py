@@ -31,6 +31,7 @@ COMMANDS = {
     "completion": "print a script for the shell, which then completes commands and options",
 }
 
+_WITH_CONFIG = ("train", "experiment")
 _PURPOSE = "Model-based reinforcement learning that needs few environment steps."
 _EXAMPLE = """`doublehorizon COMMAND --help` tells more. A first try, about two minutes on two CPU cores:
 
@@ -86,4 +87,6 @@ def _dispatch(arguments: list[str]) -> int:
     name = arguments[0]
     if name not in COMMANDS:
         raise unknown("command", name, COMMANDS)
+    if name not in _WITH_CONFIG:  # they have no more to tell
+        arguments = ["--help" if word == "--help-all" else word for word in arguments]
     return import_module(f"doublehorizon.cli.{name.replace('-', '_')}").run(arguments[1:])

@@ -62,7 +62,7 @@ def run(arguments: list[str]) -> int:
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
     with (
         open_run(options.run, options.device, needed) as model,
-        Progress(*columns, console=Console(stderr=True), transient=True) as bar,
+        Progress(*columns, console=Console(stderr=True, emoji=False), transient=True) as bar,
     ):
         chosen = loaded_seeds(model, options.seeds)
         for loaded in chosen:

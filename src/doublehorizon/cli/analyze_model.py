@@ -53,7 +53,7 @@ def run(arguments: list[str]) -> int:
     found = {}
     with (
         open_run(options.run, options.device, needed) as model,
-        Progress(console=Console(stderr=True), transient=True) as bar,
+        Progress(console=Console(stderr=True, emoji=False), transient=True) as bar,
     ):
         chosen = {loaded.seed: loaded for loaded in loaded_seeds(model, options.seeds)}
         for loaded in chosen.values():

@@ -50,7 +50,7 @@ def run(arguments: list[str]) -> int:
     from doublehorizon.analysis.loaded_seed import loaded_seeds, open_run
 
     found: dict[int, list[TargetStats]] = {}
-    for step in track(_steps(options), "looking", console=Console(stderr=True), transient=True):
+    for step in track(_steps(options), "looking", console=Console(stderr=True, emoji=False), transient=True):
         with open_run(options.run, options.device, needed, step) as model:
             for loaded in loaded_seeds(model, options.seeds):
                 key = jr.key(loaded.seed)

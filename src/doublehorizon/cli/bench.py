@@ -77,7 +77,7 @@ def _measure(options: Bench, counts: list[int]) -> dict[str, Any]:
     if options.device is not None:  # must be said before JAX starts
         prepare_jax(options.device)
     sizes = {"hopper": (11, 3), "halfcheetah": (17, 6), "humanoid": (348, 17)}[options.task_size]
-    with Console(stderr=True).status("measuring the start") as status:
+    with Console(stderr=True, emoji=False).status("measuring the start") as status:
         starts = {}
         for count in counts if options.start else []:  # before this process takes the GPU's memory
             status.update(f"{count} seed(s): starting twice, with an empty compilation cache and a full one")
@@ -193,7 +193,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _print_comparison(result: dict[str, Any], baseline: dict[str, Any]) -> None:
     """Each part's time as a multiple of the baseline's, on stderr where the figures are JSON."""
-    console = Console(stderr=True)
+    console = Console(stderr=True, emoji=False)
     for name in ("device", "task_size", "preset", "rows"):
         if result[name] != baseline.get(name):
             console.print(f"note: {name} is {result[name]}, the baseline's is {baseline.get(name)}", highlight=False)

@@ -114,7 +114,10 @@ def _measure(options: BenchModel, configs: dict[str, Config]) -> dict[str, dict[
     use_compilation_cache()
     found: dict[str, dict[str, Score]] = {}
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    with using(find_devices(None, 1)), Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with (
+        using(find_devices(None, 1)),
+        Progress(*columns, console=Console(stderr=True, emoji=False), transient=True) as bar,
+    ):
         total = bar.add_task("all", total=len(rows) * sum(num_fits(config, plan) for config in configs.values()))
         for name, transitions in rows.items():
             found[name] = {}

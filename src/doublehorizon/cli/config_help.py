@@ -34,7 +34,7 @@ def show_help(record: type, prog: str, description: str, arguments: list[str], c
 
 def _show_config(config: Config, shown: set[str]) -> None:
     """Each number with its default and its words, but for those that are `shown` under a shorter name."""
-    console = Console(highlight=False)
+    console = Console(highlight=False, emoji=False)
     for title, prefix, record in groups(config):
         console.print(Text(f"\n{title}", style="bold"))
         for name, words in documented(type(record)):

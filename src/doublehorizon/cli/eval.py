@@ -51,7 +51,7 @@ def run(arguments: list[str]) -> int:
     returns: dict[int, list[float]] = {seed: [] for seed in policies}
     jobs = [(seed, options.first + episode) for seed in policies for episode in range(options.episodes)]
     try:
-        for seed, episode in track(jobs, "testing", console=Console(stderr=True), transient=True):
+        for seed, episode in track(jobs, "testing", console=Console(stderr=True, emoji=False), transient=True):
             returns[seed].append(EnvRunner(simulator, seed).evaluate(episode, policies[seed], 1))
     finally:
         simulator.close()

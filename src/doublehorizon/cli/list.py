@@ -93,4 +93,4 @@ def _print_table(title: str, names: tuple[str, ...], rows: list[tuple[Any, ...]]
         table.add_column(name, justify="right" if is_number else "left", overflow="fold")
     for row in rows:
         table.add_row(*map(str, row))
-    Console(width=None if sys.stdout.isatty() else _WIDE).print(table)
+    Console(width=None if sys.stdout.isatty() else _WIDE, emoji=False).print(table)

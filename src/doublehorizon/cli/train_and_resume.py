@@ -44,7 +44,7 @@ def functions(termination_rule: str | None, reward: str | None, policy: str | No
 
 def starting(what: str, quiet: bool) -> AbstractContextManager:
     """Says on a terminal what the first seconds are for."""
-    return nullcontext() if quiet else Console(stderr=True).status(f"starting JAX, and looking at {what}")
+    return nullcontext() if quiet else Console(stderr=True, emoji=False).status(f"starting JAX, and looking at {what}")
 
 
 @contextmanager

@@ -100,7 +100,7 @@ class _Search:
     def __init__(self, options: Tune, base: Config, space: list[Dimension], root: Path):
         self.options, self.base, self.space, self.root = options, base, space, root
         self.study = open_study(root, trials_before_pruning=4, seed=options.seed)
-        self.console = Console(stderr=True)
+        self.console = Console(stderr=True, emoji=False)
 
     def config(self, values: dict[str, Any]) -> Config:
         """The preset with a trial's values."""

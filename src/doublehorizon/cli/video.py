@@ -50,7 +50,7 @@ def run(arguments: list[str]) -> int:
     folder = options.out or options.run / "video"
     if options.out is None:
         refuse_links(options.run)
-    with Progress(console=Console(stderr=True), transient=True) as bar:
+    with Progress(console=Console(stderr=True, emoji=False), transient=True) as bar:
         for seed, policy in policies.items():
             task = bar.add_task(f"recording seed {seed}", total=None)
             path = folder / f"seed{seed}.mp4"

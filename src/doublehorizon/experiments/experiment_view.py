@@ -37,7 +37,7 @@ class ExperimentView:
 
     def __init__(self, jobs: list[Job], root: Path, quiet: bool = False, console: Console | None = None):
         self._jobs, self._root, self._quiet = {job.name: job for job in jobs}, root, quiet
-        self._console = console or Console(stderr=True)
+        self._console = console or Console(stderr=True, emoji=False)
         self.rows = {name: JobStatus() for name in self._jobs}
         self._is_live = self._console.is_terminal and not quiet
         self._live = Live(self, console=self._console, refresh_per_second=2)

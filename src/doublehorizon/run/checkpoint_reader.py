@@ -75,6 +75,10 @@ def read_newest(folder: Path) -> tuple[SavedCheckpoint, list[str]]:
             return _read(folder, step), problems
         except DamageError as problem:
             problems.append(f"the checkpoint at step {step} cannot be used: {problem}")
+    if not folder.exists():
+        also = folder.with_name(f"{folder.name}.zip")
+        hint = f" There is {also}." if also.is_file() else ""
+        raise UserError(f"{folder} does not exist.{hint} Give the folder of a run, or what save() wrote.")
     if not steps:
         raise UserError(
             f"{folder} holds no checkpoint. Give the folder of a run, or one that save() wrote; a run that was stopped "

@@ -32,7 +32,8 @@ def open_for_writing(folder: Path, step: int | None) -> Iterator[None]:
 def _require_free(folder: Path, step: int | None) -> None:
     if step is None and ((folder / "eval.csv").exists() or steps_kept(folder)):
         raise UserError(
-            f"{folder} already holds a run. Go on with it (doublehorizon resume {folder}), or choose another folder."
+            f"{folder} already holds a run. Go on with it (doublehorizon resume {folder}, with --env where the "
+            "environment is your own), or choose another folder."
         )
 
 

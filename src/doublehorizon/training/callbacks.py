@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
+
 from doublehorizon.acting.env_runner import EnvRunner
 from doublehorizon.acting.policy import NumpyPolicy
 from doublehorizon.envs.make import EnvLike, Simulator, describe, factory
@@ -29,8 +31,11 @@ class Evaluation:
 
 
 class Callback:
-    """Base class for callbacks. Each method may return False to stop the run; a plain function in its place is called
-    as `on_iteration`."""
+    """Base class for callbacks. Each method but the first may return False to stop the run; a plain function in its
+    place is called as `on_iteration`."""
+
+    def on_start(self, progress: Progress) -> None:
+        """Before the first step: what cannot work is told here, as a `dh.UserError`."""
 
     def on_iteration(self, progress: Progress) -> bool | None:
         """After each iteration; `progress.step`, `progress.policies` and `progress.last_returns()` say how it goes."""
@@ -44,6 +49,8 @@ class StopAtReturn(Callback):
     """Stops when the mean test return of the seeds reaches `value`; with `every_seed`, when each one's does."""
 
     def __init__(self, value: float, every_seed: bool = False):
+        if not isinstance(value, int | float):
+            raise UserError(f"value is {value!r}, but the return to stop at is a number.")
         self.value, self.every_seed = value, every_seed
 
     def on_evaluation(self, progress: Progress, evaluation: Evaluation) -> bool:
@@ -83,8 +90,8 @@ class SaveBest(Callback):
 
 
 class EvaluateOn(Callback):
-    """Tests each seed's policy on another environment too, such as one with other masses: every so many iterations, in
-    this process. `returns` has the mean returns by step and seed."""
+    """Tests each seed's policy on another environment too, such as one with other masses: every so many iterations and
+    at the end, in this process. `returns` has the mean returns by step and seed."""
 
     def __init__(self, env: EnvLike, every: int = 10, episodes: int = 10):
         if min(every, episodes) < 1:
@@ -92,9 +99,21 @@ class EvaluateOn(Callback):
         self.env, self.every, self.episodes = env, every, episodes
         self.returns: dict[int, dict[int, float]] = {}
 
+    def on_start(self, progress: Progress) -> None:
+        self._close(self._simulator(progress))
+
     def on_iteration(self, progress: Progress) -> None:
-        if progress.policies is None or progress.iteration % self.every != 0:
+        is_time = progress.iteration % self.every == 0 or progress.step >= progress.goal
+        if progress.policies is None or not is_time:
             return
+        simulator = self._simulator(progress)
+        self.returns[progress.step] = {
+            seed: EnvRunner(simulator, seed).evaluate(progress.step, policy, self.episodes)
+            for seed, policy in zip(progress.seeds, progress.policies, strict=True)
+        }
+        self._close(simulator)
+
+    def _simulator(self, progress: Progress) -> Simulator:
         env = factory(self.env, progress.config.loop)()
         spec = describe(env, progress.config, self.env if isinstance(self.env, str) else None)
         if (spec.obs_size, spec.act_size) != (progress.spec.obs_size, progress.spec.act_size):
@@ -102,12 +121,10 @@ class EvaluateOn(Callback):
                 f"{spec.name} has {spec.obs_size} observations and {spec.act_size} actions, but the policy has "
                 f"{progress.spec.obs_size} and {progress.spec.act_size}: it cannot be tested there."
             )
-        simulator = Simulator(env, spec)
-        self.returns[progress.step] = {
-            seed: EnvRunner(simulator, seed).evaluate(progress.step, policy, self.episodes)
-            for seed, policy in zip(progress.seeds, progress.policies, strict=True)
-        }
-        if env is not self.env:  # not the user's own object
+        return Simulator(env, spec)
+
+    def _close(self, simulator: Simulator) -> None:
+        if not isinstance(self.env, gym.Env):  # that is the user's own
             simulator.close()
 
 
@@ -128,6 +145,10 @@ class _Several(Callback):
 
     def __init__(self, callbacks: list[Callback]):
         self._callbacks = callbacks
+
+    def on_start(self, progress: Progress) -> None:
+        for one in self._callbacks:
+            one.on_start(progress)
 
     def on_iteration(self, progress: Progress) -> bool:
         return all([one.on_iteration(progress) is not False for one in self._callbacks])

@@ -33,7 +33,7 @@ class View:
 
     def __init__(self, name: str, total_steps: int, quiet: bool = False, console: Console | None = None):
         self._name, self._total, self._quiet = name, total_steps, quiet
-        self._console = console or Console(stderr=True)
+        self._console = console or Console(stderr=True, emoji=False)
         self._live = Live(self, console=self._console, refresh_per_second=4, transient=False)
         # in a notebook, rich draws into a widget
         can_draw = _has_widgets() if self._console.is_jupyter else self._console.is_terminal
