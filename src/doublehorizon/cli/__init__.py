@@ -33,7 +33,7 @@ COMMANDS = {
 
 _WITH_CONFIG = ("train", "experiment")
 _PURPOSE = "Model-based reinforcement learning that needs few environment steps."
-_EXAMPLE = """`doublehorizon COMMAND --help` tells more. A first try, about two minutes on two CPU cores:
+_EXAMPLE = """`doublehorizon COMMAND --help` tells more. A first try, a minute or two on two CPU cores:
 
   doublehorizon train Pendulum-v1 --preset quick --steps 2000"""
 
