@@ -73,6 +73,7 @@ def test_a_shell_completes_commands_options_and_paths(tmp_path):
         (["resume", "."], "holds no checkpoint"),
         (["train", "Pendulum-v1", "--checkpoint-every", "0"], "--checkpoint-every is 0"),
         (["compare", "nowhere", "--reference", "nowhere"], "nowhere"),
+        (["train", "Pendulum-v1", "--config"], "cannot be read as a config"),
         (["train", "Pendulum-v1", "--config", "nowhere.json"], "nowhere.json cannot be read as a config"),
         (["train", "Pendulum-v1", "--config", "a.json", "--preset", "quick"], "Give one of them"),
     ],

@@ -48,8 +48,14 @@ def test_seeds_are_spread_over_all_devices_and_learn_as_they_would_alone(tmp_pat
     assert done.returncode == 0, done.stderr
 
 
-def test_a_device_that_is_not_there_is_named():
-    with pytest.raises(UserError, match=r"device is '.*', but JAX sees no such device"):
+def test_a_device_that_is_not_there_is_named(monkeypatch):
+    def no_such_device(backend=None):
+        raise RuntimeError(f"unknown backend {backend}")
+
+    monkeypatch.setattr(jax, "local_devices", no_such_device)
+    with pytest.raises(UserError, match=r"device is 'gpu', but JAX sees no such device"):
+        find_devices("gpu", 1)
+    with pytest.raises(UserError, match=r"device is 'tpu', but it must be cpu, gpu or auto"):
         find_devices("tpu", 1)
 
 

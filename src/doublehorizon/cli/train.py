@@ -3,6 +3,7 @@
 import dataclasses
 import time
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -156,7 +157,7 @@ def config_named_in(arguments: list[str], default: str = "dhmbpo") -> Config:
 
 
 def _value_of(option: str, arguments: list[str]) -> str | None:
-    for here, following in zip(arguments, [*arguments[1:], ""], strict=True):
+    for here, following in zip_longest(arguments, arguments[1:], fillvalue=""):
         if here == option:
             return following
         if here.startswith(f"{option}="):
