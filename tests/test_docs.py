@@ -27,6 +27,7 @@ ELSEWHERE = {
     "git": "CI clones",
     "python": "benchmarks take minutes and other people's packages",
     "bench": "tests/test_speed.py runs it with small sizes",
+    "bench-model": "tests/test_replay_forward.py runs it with small sizes",
     "tune": "tests/test_tuning.py runs it with small sizes",
     "tuning/Pendulum-v1/best.json": "tests/test_help.py reads such files",
     "--on": "tests/test_experiments.py runs on a cluster",
