@@ -22,6 +22,7 @@ def test_one_file_holds_all_that_a_folder_does(trained, tmp_path):
     model.save(tmp_path / "agent")
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["agent.zip"]
     from_file, from_folder = (dh.DHMBPO.load(tmp_path / name) for name in ("new/agent.zip", "agent"))
+    assert from_file.run_folder is None and from_folder.run_folder == tmp_path / "agent"
     assert from_file.num_timesteps == 60 and from_file.last_returns() == model.last_returns()
     for agent in (from_file, from_folder):
         agent.learn(20)

@@ -124,7 +124,7 @@ def test_a_search_finds_confirms_and_goes_on(tmp_path, monkeypatch, capsys):
     if top["score"] > found["preset"]:
         assert best.policy.discount == top["values"]["policy.discount"] and len(found["confirmed"]) == 3
     else:
-        assert best == TINY.with_(loop__evaluate_every=2) and found["confirmed"] is None
+        assert best == TINY and found["confirmed"] is None
     assert _status([*words, "--trials", "3", *space]) == 0  # one more
     out, err = capsys.readouterr()
     assert "3 trials" in out and "trial 3 of 3" in err and "trial 2 of 3" not in err

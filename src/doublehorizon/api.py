@@ -329,7 +329,7 @@ class DHMBPO:
             with using(model.devices):
                 model._progress, changes = restore(saved, model.spec, model.devices, model._knowledge)
         model._notes = problems + changes
-        model._folder = Path(path).resolve()
+        model._folder = None if Path(path).is_file() else Path(path).resolve()
         return model
 
     def _best(self) -> NumpyPolicy:

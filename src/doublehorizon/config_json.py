@@ -1,5 +1,6 @@
 """A config as JSON and back, and with some values changed; what is not a config is reported in one line."""
 
+import ast
 import dataclasses
 import json
 from collections.abc import Mapping
@@ -48,6 +49,15 @@ def read_config(path: Path) -> Config:
     if not isinstance(values, dict):
         raise UserError(f"{path} holds no config, but {type(values).__name__}. config.json of a run is one.")
     return from_run(values["config"]) if isinstance(values.get("config"), dict) else from_json(values)
+
+
+def written_value(text: str) -> Any:
+    """A value of a config as it is written in JSON or Python; a word stands for itself."""
+    try:
+        found = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return {"null": None, "true": True, "false": False}.get(text, text)
+    return tuple(found) if isinstance(found, list) else found
 
 
 def changed(config: Config, values: Mapping[str, Any]) -> Config:

@@ -1,6 +1,5 @@
 """`doublehorizon bench-model`."""
 
-import ast
 import dataclasses
 import json
 import textwrap
@@ -14,7 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from doublehorizon.cli.options import Device, require_positive
 from doublehorizon.config import Config
-from doublehorizon.config_json import changed
+from doublehorizon.config_json import changed, written_value
 from doublehorizon.errors import UserError
 from doublehorizon.jax_settings import prepare_jax
 from doublehorizon.presets import PRESETS, preset
@@ -91,17 +90,8 @@ def _tried(name: str, text: str) -> tuple[str, Config]:
         fields = getattr(getattr(PRESETS[name], group, None), "__dataclass_fields__", {}) if inner else ()
         if not equals or (inner or group) not in (fields or PRESETS[name].__dataclass_fields__):
             raise UserError(f"--try has {part!r}, but NAME=VALUE is needed, with a name such as fit.batch_size.")
-        values[key] = _value(value)
+        values[key] = written_value(value)
     return title, changed(PRESETS[name], values)
-
-
-def _value(text: str) -> Any:
-    """A value of the config as it is written in JSON or Python; a word stands for itself."""
-    try:
-        found = ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return {"null": None, "true": True, "false": False}.get(text, text)
-    return tuple(found) if isinstance(found, list) else found
 
 
 def _measure(options: BenchModel, configs: dict[str, Config]) -> dict[str, dict[str, "Score"]]:
@@ -126,9 +116,8 @@ def _measure(options: BenchModel, configs: dict[str, Config]) -> dict[str, dict[
                 score = replay_forward(config, transitions, plan, options.seed, lambda: bar.advance(total))
                 found[name][way] = score
                 if not bar.console.is_terminal:  # where no bar is seen
-                    bar.console.print(
-                        f"{name}: {way}: {score.member_rmse:.3f} in {score.seconds:.1f} s", soft_wrap=True
-                    )
+                    told = f"{name}: {way}: {score.member_rmse:.3f} in {score.seconds:.1f} s"
+                    bar.console.print(told, markup=False, highlight=False, soft_wrap=True)
     return found
 
 

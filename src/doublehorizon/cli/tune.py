@@ -58,7 +58,7 @@ class Tune:
     seed: int = 0
     """The first seed, and that of the search."""
     confirm_seeds: int = 5
-    """Fresh seeds with which the best and the preset are compared in the end. 0: no comparison."""
+    """Fresh seeds with which the best and the preset are compared in the end. Fewer than 2: no comparison."""
     preset: Literal["dhmbpo", "paper", "light", "quick"] = "quick"
     """What the trials start from."""
     space: tuple[str, ...] = DEFAULT_SPACE
@@ -88,7 +88,8 @@ def run(arguments: list[str]) -> int:
         search.run()
         best = search.best(baseline)
         values = {} if best is None else best.params
-        (root / "best.json").write_text(json.dumps(to_json(search.config(values)), indent=1) + "\n")
+        found = to_json(changed(preset(options.preset), values))  # tests as often as the preset has them
+        (root / "best.json").write_text(json.dumps(found, indent=1) + "\n")
         compared = search.confirm(best) if best is not None and options.confirm_seeds > 1 else None
     _report(search, baseline, best, compared)
     return 0

@@ -1,7 +1,6 @@
 """Search for better numbers: trials are runs with other values of the config, proposed by Optuna, stopped early where
 they fall behind. A trial's score is the mean of its tests, so that whoever learns in fewer steps is ahead."""
 
-import ast
 import tempfile
 import time
 from collections.abc import Callable
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from doublehorizon.config import Config
-from doublehorizon.config_json import changed
+from doublehorizon.config_json import changed, written_value
 from doublehorizon.errors import UserError
 from doublehorizon.experiments import jobs as work
 from doublehorizon.experiments.jobs import Job
@@ -58,11 +57,11 @@ def dimension(text: str, config: Config) -> Dimension:
     if not equals or not rest:
         raise UserError(needed + ".")
     if ":" not in rest:
-        found = Dimension(name, values=tuple(_value(word) for word in rest.split(",")))
+        found = Dimension(name, values=tuple(written_value(word) for word in rest.split(",")))
         ends = found.values
     else:
         first, last, *log = rest.split(":")
-        ends = (_value(first), _value(last))
+        ends = (written_value(first), written_value(last))
         numbers = all(isinstance(end, int | float) for end in ends)
         if log not in ([], ["log"]) or not numbers or ends[0] >= ends[1] or (log and ends[0] <= 0):
             raise UserError(needed + "; LOW is below HIGH, and above 0 with log.")
@@ -70,14 +69,6 @@ def dimension(text: str, config: Config) -> Dimension:
     for value in ends:
         changed(config, {name: value})  # says what is wrong with it
     return found
-
-
-def _value(text: str) -> Any:
-    """A number, or a word that stands for itself."""
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text
 
 
 def tests_of(folder: Path) -> list[tuple[int, float]]:
