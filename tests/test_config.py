@@ -78,7 +78,7 @@ def test_every_number_has_a_range():
         ("model.dropout", (0.1, 0.2, 1.0), "at least 0 and below 1."),
         ("loop.time_limit", 0, "at least 1, or None."),
         ("model.norm_eps", (1.0,), "3 numbers, or None."),
-        ("policy.discount", 1.0, "more than 0 and below 1."),
+        ("policy.discount", 1.0, "more than 0 and below 1, or None."),
         ("fit.batch_size", 2.5, "a whole number (int)."),
         ("precision", "float16", "one of: tensorfloat32, float32."),
     ],

@@ -63,7 +63,7 @@ def test_the_first_iteration_has_as_many_updates_as_there_were_random_steps():
         per_iteration = steps_per_iteration(config, time_limit)
         assert seed_iterations(config, time_limit) * per_iteration == steps
         work = agent.iteration_budget(config, TASK, steps, per_iteration, first_effort(config, time_limit))
-        assert work.num_rounds * config.policy.refresh_every == steps
+        assert work.num_rounds * config.policy.refresh_every == steps * config.policy.updates_per_step
     assert first_effort(changed(often, {"fit.first_effort": 3.0}), 1000) == 3.0
     assert first_effort(changed(often, {"loop.seed_iterations": 0}), 1000) == 1.0
 

@@ -11,14 +11,13 @@ import pytest
 
 import doublehorizon as dh
 from doublehorizon.algorithm import agent
-from doublehorizon.algorithm.actor_critic import critic_target
 from doublehorizon.algorithm.model_buffer import ModelBuffer
 from doublehorizon.algorithm.networks import mean_and_std, sample_action
 from doublehorizon.algorithm.normalizer import Normalizer
 from doublehorizon.algorithm.rollouts import no_perturbations, one_step_rollout
 from doublehorizon.algorithm.start_states import StartStates
 from doublehorizon.algorithm.types import Task, Transition
-from doublehorizon.algorithm.updates import UpdateContext, critic_rollout, draw_inputs, start_rollout
+from doublehorizon.algorithm.updates import UpdateContext, critic_rollout, critic_target, draw_inputs, start_rollout
 from doublehorizon.algorithm.values import unknown_bounds, update_bounds
 from doublehorizon.config_json import changed, from_json, to_json
 from doublehorizon.presets import PRESETS, RELATIVES
@@ -53,7 +52,7 @@ def test_the_target_of_a_single_step_by_hand(name):
     np.testing.assert_allclose(path.act[1], 0.25, rtol=1e-4)  # what the policy does now
 
     # the smaller of two critics says 20
-    target = critic_target(config, context.world, policy, path, jnp.array([0, 1]))
+    target = critic_target(context, policy, path, jnp.array([0, 1]))
     # its standard deviation is 1e-5 (the least), and the noise was drawn: log N - log(1 - a^2), by hand
     noise = np.asarray(inputs.next_act_noise)[:, 0]
     std = 1e-5 + np.log1p(np.exp(-20.0))

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 
-from doublehorizon.algorithm.actor_critic import ActorCritic, critic_target, critic_values, untrained_actor_critic
+from doublehorizon.algorithm.actor_critic import ActorCritic, critic_values, untrained_actor_critic
 from doublehorizon.algorithm.model_buffer import ModelBuffer, States
 from doublehorizon.algorithm.networks import Critic
 from doublehorizon.algorithm.normalizer import Normalizer
@@ -22,6 +22,7 @@ from doublehorizon.algorithm.updates import (
     actor_gradient,
     actor_gradient_norm,
     actor_objective,
+    critic_target,
     draw_inputs,
     fresh_opt_states,
     joint_update,
@@ -170,7 +171,7 @@ def test_the_critics_step_towards_the_expanded_value(update):
     np.testing.assert_allclose([after.bounds.low, after.bounds.high], [bounds.low, bounds.high], rtol=1e-6)
     assert float(bounds.low) != float(before.bounds.low)
     np.testing.assert_allclose(
-        critic_target(CONFIG, WORLD, replace(before, bounds=bounds), rollout, inputs.target_indices),
+        critic_target(CONTEXT, replace(before, bounds=bounds), rollout, inputs.target_indices),
         total,
         rtol=1e-3,
         atol=1e-4,

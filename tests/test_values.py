@@ -6,10 +6,11 @@ import jax.random as jr
 import numpy as np
 import pytest
 
-from doublehorizon.algorithm.actor_critic import critic_target, critic_values, reach_ends, untrained_actor_critic
+from doublehorizon.algorithm.actor_critic import critic_values, reach_ends, untrained_actor_critic
 from doublehorizon.algorithm.end_rewards import EndRewards
 from doublehorizon.algorithm.normalizer import identity
 from doublehorizon.algorithm.types import Rollout, Task
+from doublehorizon.algorithm.updates import UpdateContext, critic_target
 from doublehorizon.algorithm.values import Bounds, expand_q, expand_value, quantile, unknown_bounds, update_bounds
 from doublehorizon.config import Config, CriticConfig
 from doublehorizon.config_json import changed
@@ -53,12 +54,12 @@ def test_q_leaves_out_the_first_bonus_and_the_value_does_not():
 
 
 def test_the_target_takes_the_least_chosen_critic_and_bounds_it():
-    config = changed(Config(), {"policy.discount": 0.5})
+    context = UpdateContext(changed(Config(), {"policy.discount": 0.5}), Task(1, 1, None), line_world())
     path = rollout([0.0], [0.0, 0.0], [1.0, 1.0])
 
     def target(*chosen: int) -> float:
         judged = constant_critics((0.5, 0.0, -3.0, 9.0), bounds=(-10.0, 30.0), temperature=1.0)
-        return float(critic_target(config, line_world(), judged, path, jnp.array(chosen))[0])
+        return float(critic_target(context, judged, path, jnp.array(chosen))[0])
 
     assert target(0, 1) == pytest.approx(5.0)  # raw 0.5 is 20 and raw 0 the centre, 10: the minimum, discounted
     assert target(0, 3) == pytest.approx(10.0)

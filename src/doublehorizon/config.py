@@ -65,9 +65,9 @@ class ModelConfig:
     storage: Literal["float16", "float32"] = "float16"
     """How a GPU keeps the model's hidden layers between two products. float16 has TensorFloat-32's 10-bit mantissa at
     half the memory traffic, which is what a fit is bound by. A CPU keeps float32."""
-    rollout_noise: NonNegative = 1.0
-    """Factor on the noise that members add to imagined states. 0: each follows its mean, which helps on some tasks that
-    never end, and makes policies careless where a fall ends the episode."""
+    rollout_noise: NonNegative | None = None
+    """Factor on the noise that members add to imagined states; with 0 each follows its mean. None: 1 where an episode
+    may end, as noise makes a policy careful that may fall, else 0."""
     reward_noise: NonNegative = 1e-3
     """Noise on the training target of the reward, in units of `policy.reward_unit`: keeps constant rewards learnable.
     """
@@ -138,8 +138,9 @@ class CriticConfig:
 
     members: Count = 5
     """Critics in the ensemble; the actor follows their mean."""
-    target_members: Count = 2
-    """Critics whose minimum is the target, drawn anew for each update."""
+    target_members: Count | None = None
+    """Critics whose minimum is the target, drawn anew for each update. None: 2, as in the paper, where an episode may
+    end, else 1."""
     width: Count = 256
     """Units of each hidden layer."""
     activation: ActivationName = "silu"
@@ -172,8 +173,9 @@ class PolicyConfig:
     """Adam's step size for actor, critics and temperature."""
     keep_moments: bool = False
     """Keep Adam's moments from one iteration to the next; otherwise they start afresh, as the model has changed."""
-    discount: Annotated[float, Interval(gt=0, lt=1)] = 0.995
-    """How much a reward one step later is worth."""
+    discount: Annotated[float, Interval(gt=0, lt=1)] | None = None
+    """How much a reward one step later is worth. None: such that 1 / (1 - discount), the steps that count, are two
+    fifths of an episode, within 0.95..0.995; 0.995, the paper's, for episodes of 500 steps and more."""
     initial_temperature: Positive = 0.1
     """Weight of the entropy bonus before it is tuned, in units of the reward."""
     reward_unit: Literal["spread", "one"] = "spread"
@@ -181,8 +183,8 @@ class PolicyConfig:
     the replay, so that the scale of rewards does not matter, or 1."""
     target_entropy_per_action: float = -1.0
     """The temperature steers the policy's entropy towards this times the number of actions."""
-    updates_per_step: Positive = 1.0
-    """Joint updates of critic and actor per environment step: the update-to-data ratio."""
+    updates_per_step: Positive = 2.0
+    """Joint updates of critic and actor per environment step: the update-to-data ratio. 1 in the paper."""
     critic_only_share: NonNegative = 0.25
     """After each fit the critics first train alone, for this many updates per step of an iteration."""
     refresh_every: Count = 20
@@ -267,7 +269,7 @@ class Config:
         check_fields(self)
         self._check_model()
         require(
-            self.critic.target_members <= self.critic.members,
+            (self.critic.target_members or 1) <= self.critic.members,
             "critic.target_members",
             self.critic.target_members,
             f"between 1 and critic.members ({self.critic.members})",

@@ -23,6 +23,7 @@ def from_json(values: dict[str, Any]) -> Config:
 
 _BEFORE = {
     "fit": {"batches_per_step": None, "recent_share": 0.0},
+    "model": {"rollout_noise": 1.0},
     "policy": {"reward_unit": "one"},
     "loop": {"seed_episodes": 5},
     "terminator": {"rewards": False},

@@ -23,7 +23,7 @@ quick = Config(
     model=ModelConfig(members=4, width=128, noise="state"),
     fit=FitConfig(batch_size=256, batches_per_step=2.0),
     critic=CriticConfig(width=128),
-    policy=PolicyConfig(width=128, batch_size=64, ring_capacity=12_800, states_per_refresh=1280),
+    policy=PolicyConfig(width=128, batch_size=64, updates_per_step=1.0, ring_capacity=12_800, states_per_refresh=1280),
     loop=LoopConfig(seed_iterations=2, evaluate_every=5, first_actions="held", random_episodes=True),
 )
 """Small networks, short iterations, few random steps and more exploration, for a CPU and a small task of any kind."""
@@ -32,16 +32,16 @@ light = Config(
     model=ModelConfig(members=4, width=128),
     fit=FitConfig(batch_size=256),
     critic=CriticConfig(width=128),
-    policy=PolicyConfig(width=128, batch_size=128, ring_capacity=25_600, states_per_refresh=2560),
+    policy=PolicyConfig(width=128, batch_size=128, updates_per_step=1.0, ring_capacity=25_600, states_per_refresh=2560),
 )
 """Half the width, half the members and smaller batches, for a CPU and a task of the paper's kind."""
 
 paper = Config(
     horizons=Horizons(distribution=20),
-    model=ModelConfig(storage="float32", dropout=(0.0075, 0.005, 0.0025)),
+    model=ModelConfig(storage="float32", dropout=(0.0075, 0.005, 0.0025), rollout_noise=1.0),
     fit=FitConfig(learning_rate=1e-3, batch_size=2048, batches_per_step=None, recent_share=0.0, batches_factor=None),
-    critic=CriticConfig(bounds="alive_and_zero"),
-    policy=PolicyConfig(reward_unit="one"),
+    critic=CriticConfig(bounds="alive_and_zero", target_members=2),
+    policy=PolicyConfig(reward_unit="one", discount=0.995, updates_per_step=1.0),
     loop=LoopConfig(steps_per_iteration=None, seed_episodes=5, evaluate_every=10),
     terminator=TerminatorConfig(batches=1000),
     precision="float32",

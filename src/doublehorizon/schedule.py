@@ -1,8 +1,11 @@
-"""What follows from a config and the environment: how many steps an iteration has, how long a fit may last."""
+"""What follows from a config and the environment: how many steps an iteration has, how long a fit may last, how far a
+value looks ahead."""
 
 import math
 
 from doublehorizon.config import Config, steps_multiple
+
+_FEWEST_COUNTED, _MOST_COUNTED = 20.0, 200.0  # steps that a value counts: discounts of 0.95 and, as the paper's, 0.995
 
 
 def steps_per_iteration(config: Config, time_limit: int) -> int:
@@ -39,6 +42,27 @@ def first_effort(config: Config, time_limit: int) -> float:
     """Factor on the work of the first iteration that learns. With transitions from a file it is what it would have been
     without."""
     return config.fit.first_effort or float(max(1, seed_iterations(config, time_limit)))
+
+
+def discount(config: Config, episode_steps: int | None) -> float:
+    """How much a reward one step later is worth. What comes after an episode is cut off is never earned: a value that
+    looks further than that may find it cheaper to end an episode than to get better at it."""
+    if config.policy.discount is not None:
+        return config.policy.discount
+    counted = _MOST_COUNTED if episode_steps is None else 0.4 * episode_steps
+    return 1.0 - 1.0 / min(max(counted, _FEWEST_COUNTED), _MOST_COUNTED)
+
+
+def rollout_noise(config: Config, can_end: bool) -> float:
+    """Factor on the noise of imagined states."""
+    noise = config.model.rollout_noise
+    return float(can_end) if noise is None else noise
+
+
+def target_members(config: Config, can_end: bool) -> int:
+    """Critics whose minimum is the target. Doubt protects from falls that the model does not know of; where nothing can
+    end, it only slows learning."""
+    return config.critic.target_members or min(2 if can_end else 1, config.critic.members)
 
 
 def patience(config: Config, obs_size: int, factor: float = 1.0) -> int:

@@ -48,6 +48,8 @@ class WorkerPool:
         """The episodes that are running between two calls of `collect`."""
         self.ended: dict[int, list[tuple[float, int]]] = {seed: [] for seed in seeds}
         """Return and length of each seed's episodes that ended in the last call."""
+        self.longest_cut = 0
+        """Steps of the longest episode that was cut off in the last call; 0 where none was."""
         # workers only step; a user's rule may hold on to anything
         spec = replace(spec, spec=replace(spec.spec, terminates=None))
         self._runner_ids = [(seed, env_index) for seed in seeds for env_index in range(num_envs)]
@@ -90,6 +92,7 @@ class WorkerPool:
             seed: [episode for at, part in found.items() if at[0] == seed for episode in part.ended]
             for seed in self.seeds
         }
+        self.longest_cut = max(part.longest_cut for part in found.values())
         for seed in dict.fromkeys(seed for (seed, _), part in found.items() if not part.exact):
             self.notes.append(
                 f"seed {seed}: the environment does not repeat itself, so its running episode was given up and a new "

@@ -1,18 +1,17 @@
-"""Actor, critics and what is known of Q; the values critics give, and the target they are trained towards."""
+"""Actor, critics, what is known of Q, and the values that critics give."""
 
 import math
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt32
+from jaxtyping import Array, Float, PRNGKeyArray, UInt32
 
 from doublehorizon.algorithm.end_rewards import EndRewards
 from doublehorizon.algorithm.ensemble import ensemble
 from doublehorizon.algorithm.networks import Actor, Critic
-from doublehorizon.algorithm.types import Rollout, Task
-from doublehorizon.algorithm.values import Bounds, expand_q, unknown_bounds
-from doublehorizon.algorithm.world_model import WorldModel
+from doublehorizon.algorithm.types import Task
+from doublehorizon.algorithm.values import Bounds, unknown_bounds
 from doublehorizon.config import Config
 
 
@@ -80,16 +79,3 @@ def critic_values(
     if dropout is None:
         return eqx.filter_vmap(lambda critic: critic(inputs))(critics)
     return eqx.filter_vmap(lambda critic, seeds: critic(inputs, seeds))(critics, dropout)
-
-
-def critic_target(
-    config: Config, world: WorldModel, actor_critic: ActorCritic, rollout: Rollout, chosen: Int[Array, " chosen"]
-) -> Float[Array, " batch"]:
-    """What critics are trained towards: Eq. 9, with the minimum of the chosen target critics, bounded, after the last
-    step."""
-    obs = world.obs_normalizer.normalize(rollout.obs[-1])
-    last_q = critic_values(actor_critic.target_critics, obs, rollout.act[-1])[chosen]
-    bounds = actor_critic.bounds
-    least = bounds.clip(jnp.min(bounds.scale(last_q), axis=0))
-    bonus_weight = actor_critic.temperature * world.reward_unit(config)
-    return expand_q(rollout, least, bonus_weight, config.policy.discount)

@@ -247,7 +247,7 @@ def refresh(
     config, task = context.config, context.task
     horizon, batch = config.horizons.distribution, config.distribution_rows
     starts = replay.rows.obs[jr.randint(key_starts, (horizon + 1, batch), 0, num_rows)]
-    noise = draw_noise(task, horizon, batch, key_noise, config.model.rollout_noise)
+    noise = draw_noise(task, horizon, batch, key_noise, context.rollout_noise)
     steps, last = distribution_rollout(task, context.world, actor_critic.actor, starts, noise)
     return model_buffer.push(buffer, kept_rows(config, steps, last))
 

@@ -89,6 +89,8 @@ class Task:
     terminates: Callable[[Any], Any] | None
     learns_termination: bool = False
     reward: Callable[[Any, Any, Any], Any] | None = None
+    episode_steps: int | None = None
+    """After how many steps an episode is cut off, where that is known."""
 
     @property
     def can_end(self) -> bool:

@@ -9,7 +9,8 @@ import jax.random as jr
 import optax
 from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt32
 
-from doublehorizon.algorithm.actor_critic import ActorCritic, critic_target, critic_values
+from doublehorizon import schedule
+from doublehorizon.algorithm.actor_critic import ActorCritic, critic_values
 from doublehorizon.algorithm.model_buffer import Rows
 from doublehorizon.algorithm.networks import Actor, Critic, dropout_seeds
 from doublehorizon.algorithm.rollouts import (
@@ -21,7 +22,7 @@ from doublehorizon.algorithm.rollouts import (
 )
 from doublehorizon.algorithm.start_states import StartStates, as_transitions
 from doublehorizon.algorithm.types import Rollout, Task
-from doublehorizon.algorithm.values import expand_value, update_bounds
+from doublehorizon.algorithm.values import expand_q, expand_value, update_bounds
 from doublehorizon.algorithm.world_model import WorldModel
 from doublehorizon.config import Config
 
@@ -35,6 +36,16 @@ class UpdateContext(eqx.Module):
     config: Config = eqx.field(static=True)
     task: Task = eqx.field(static=True)
     world: WorldModel
+
+    @property
+    def discount(self) -> float:
+        """How much a reward one step later is worth."""
+        return schedule.discount(self.config, self.task.episode_steps)
+
+    @property
+    def rollout_noise(self) -> float:
+        """Factor on the noise of imagined states."""
+        return schedule.rollout_noise(self.config, self.task.can_end)
 
     @property
     def reward_unit(self) -> Float[Array, ""]:
@@ -60,11 +71,17 @@ def draw_inputs(context: UpdateContext, starts: StartStates, key: PRNGKeyArray) 
     batch_size, critic = config.policy.batch_size, config.critic
     return UpdateInputs(
         start=starts.sample(config, key_start),
-        noise=draw_noise(task, config.horizons.training, batch_size, key_noise, config.model.rollout_noise),
+        noise=draw_noise(task, config.horizons.training, batch_size, key_noise, context.rollout_noise),
         next_act_noise=jr.normal(key_next_act, (batch_size, task.act_size)),
-        target_indices=jnp.argsort(jr.bits(key_critics, (critic.members,)))[: critic.target_members],
+        target_indices=target_indices(context, key_critics),
         dropout_seeds=dropout_seeds(critic.members * batch_size, key_dropout).reshape(critic.members, batch_size),
     )
+
+
+def target_indices(context: UpdateContext, key: PRNGKeyArray) -> Int[Array, " chosen"]:
+    """The critics whose minimum is an update's target. The key is consumed."""
+    members = context.config.critic.members
+    return jnp.argsort(jr.bits(key, (members,)))[: schedule.target_members(context.config, context.task.can_end)]
 
 
 class OptStates(eqx.Module):
@@ -164,7 +181,7 @@ def critic_update(
     rollout = jax.lax.stop_gradient(rollout)
     bounds = update_bounds(
         config.critic,
-        config.policy.discount,
+        context.discount,
         context.task.can_end,
         actor_critic.bounds,
         rollout,
@@ -172,7 +189,7 @@ def critic_update(
         world.end_rewards,
     )
     actor_critic = eqx.tree_at(lambda a: a.bounds, actor_critic, bounds)
-    target = critic_target(config, world, actor_critic, rollout, inputs.target_indices)
+    target = critic_target(context, actor_critic, rollout, inputs.target_indices)
     obs = world.obs_normalizer.normalize(rollout.obs[0])
 
     def loss(critics: Critic) -> Float[Array, ""]:
@@ -196,6 +213,19 @@ def critic_update(
     return actor_critic, OptStates(opt_states.actor, critic_state, opt_states.temperature), metrics
 
 
+def critic_target(
+    context: UpdateContext, actor_critic: ActorCritic, rollout: Rollout, chosen: Int[Array, " chosen"]
+) -> Float[Array, " batch"]:
+    """What critics are trained towards: Eq. 9, with the minimum of the chosen target critics, bounded, after the last
+    step."""
+    obs = context.world.obs_normalizer.normalize(rollout.obs[-1])
+    last_q = critic_values(actor_critic.target_critics, obs, rollout.act[-1])[chosen]
+    bounds = actor_critic.bounds
+    least = bounds.clip(jnp.min(bounds.scale(last_q), axis=0))
+    bonus_weight = actor_critic.temperature * context.reward_unit
+    return expand_q(rollout, least, bonus_weight, context.discount)
+
+
 def actor_objective(context: UpdateContext, actor_critic: ActorCritic, rollout: Rollout) -> Float[Array, ""]:
     """Eq. 14: the batch's mean expanded value (Eq. 7). After the last step stands the mean of all critics, neither
     clipped nor under dropout."""
@@ -203,7 +233,7 @@ def actor_objective(context: UpdateContext, actor_critic: ActorCritic, rollout: 
     raw = critic_values(actor_critic.critics, obs, rollout.act[-1])
     last_q = jnp.mean(actor_critic.bounds.scale(raw), axis=0)
     bonus_weight = actor_critic.temperature * context.reward_unit
-    return jnp.mean(expand_value(rollout, last_q, bonus_weight, context.config.policy.discount))
+    return jnp.mean(expand_value(rollout, last_q, bonus_weight, context.discount))
 
 
 def actor_gradient(

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
 from doublehorizon.acting.env_runner import MonteCarloSpec
 from doublehorizon.acting.policy import NumpyPolicy
 from doublehorizon.acting.workers import WorkerPool
-from doublehorizon.algorithm.actor_critic import ActorCritic, critic_target, untrained_critics
+from doublehorizon.algorithm.actor_critic import ActorCritic, untrained_critics
 from doublehorizon.algorithm.agent import refresh, repeat
 from doublehorizon.algorithm.ensemble import even_shares
 from doublehorizon.algorithm.model_buffer import ModelBuffer
@@ -23,7 +23,14 @@ from doublehorizon.algorithm.replay_buffer import ReplayBuffer
 from doublehorizon.algorithm.rollouts import draw_noise, no_perturbations, training_rollout
 from doublehorizon.algorithm.start_states import empty_model_buffer, start_states
 from doublehorizon.algorithm.types import Rollout, Transition
-from doublehorizon.algorithm.updates import OptStates, UpdateContext, critic_only_update, fresh_opt_states
+from doublehorizon.algorithm.updates import (
+    OptStates,
+    UpdateContext,
+    critic_only_update,
+    critic_target,
+    fresh_opt_states,
+    target_indices,
+)
 from doublehorizon.algorithm.values import unknown_bounds
 from doublehorizon.algorithm.world_model import imagine_end, imagine_step
 from doublehorizon.analysis.curves import mean_and_half_width
@@ -101,13 +108,13 @@ def estimate_q(
     be a training rollout."""
     config, task, world = context.config, context.task, context.world
     key_first, key_noise, key_critics = jr.split(key, 3)
-    chosen = jnp.argsort(jr.bits(key_critics, (config.critic.members,)))[: config.critic.target_members]
+    chosen = target_indices(context, key_critics)
     obs, act = as_rows(pairs.obs, rollouts), as_rows(pairs.act, rollouts)
-    first = draw_noise(task, 1, obs.shape[0], key_first)
+    first = draw_noise(task, 1, obs.shape[0], key_first, context.rollout_noise)
     step_noise, ends = jax.tree.map(lambda x: x[0], (first.step, first.ends))
     next_obs, going_reward = imagine_step(task, world, obs, act, step_noise)
     goes_on, reward = imagine_end(task, world, (obs, act), next_obs, going_reward, ends)
-    noise = draw_noise(task, config.horizons.training - 1, obs.shape[0], key_noise)
+    noise = draw_noise(task, config.horizons.training - 1, obs.shape[0], key_noise, context.rollout_noise)
     rest = training_rollout(task, world, actor_critic.actor, next_obs, noise, no_perturbations(task, noise))
     rollout = Rollout(
         obs=jnp.concatenate([obs[None], rest.obs]),
@@ -117,7 +124,7 @@ def estimate_q(
         going_reward=jnp.concatenate([going_reward[None], rest.going_reward]),
         alive=jnp.concatenate([jnp.ones_like(reward)[None], goes_on[None] * rest.alive]),
     )
-    value = critic_target(config, world, actor_critic, rollout, chosen)
+    value = critic_target(context, actor_critic, rollout, chosen)
     return jnp.mean(value.reshape(-1, rollouts), axis=1)
 
 

@@ -9,10 +9,10 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float, Key, PRNGKeyArray
 
-from doublehorizon.algorithm.actor_critic import ActorCritic, critic_target
+from doublehorizon.algorithm.actor_critic import ActorCritic
 from doublehorizon.algorithm.rollouts import no_perturbations
 from doublehorizon.algorithm.start_states import StartStates, start_states
-from doublehorizon.algorithm.updates import UpdateContext, critic_rollout, draw_inputs, start_rollout
+from doublehorizon.algorithm.updates import UpdateContext, critic_rollout, critic_target, draw_inputs, start_rollout
 from doublehorizon.analysis.loaded_seed import LoadedSeed
 
 
@@ -62,7 +62,7 @@ def _targets(
         inputs = draw_inputs(context, starts, key)
         rollout = start_rollout(context, actor_critic, inputs, no_perturbations(context.task, inputs.noise))
         rollout = critic_rollout(context, actor_critic, inputs, rollout)
-        target = critic_target(config, context.world, actor_critic, rollout, inputs.target_indices)
+        target = critic_target(context, actor_critic, rollout, inputs.target_indices)
         horizon = rollout.reward.shape[0]
         soft_reward = rollout.reward - actor_critic.temperature * context.reward_unit * rollout.log_prob[:horizon]
         return soft_reward, rollout.alive[:horizon], target

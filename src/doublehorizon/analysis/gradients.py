@@ -150,7 +150,7 @@ def _gradients(
 ) -> Float[Array, "states horizon parameters"]:
     """Of each state's mean value over its rows, by horizon. Longer rollouts begin as the shorter ones do."""
     task, world, actor = context.task, context.world, actor_critic.actor
-    noise = draw_noise(task, horizons[-1], start.shape[0], key)
+    noise = draw_noise(task, horizons[-1], start.shape[0], key, context.rollout_noise)
 
     def by_state(x: Float[Array, "steps rows n"]) -> Float[Array, "states steps share n"]:
         return jnp.swapaxes(x.reshape(x.shape[0], _SIDE_BY_SIDE, -1, x.shape[-1]), 0, 1)

@@ -88,7 +88,7 @@ def _measure(options: CriticError, model: "DHMBPO", loaded: "LoadedSeed", bar: P
     from doublehorizon.analysis.critic_error import Trial, horizon_for, learn_again, true_values
 
     pairs = loaded.drawn(options.pairs, jr.key(loaded.seed))
-    discount = loaded.config.policy.discount
+    discount = loaded.context.discount
     temperature = float(loaded.state.actor_critic.temperature * loaded.context.reward_unit)
     how = MonteCarloSpec(options.episodes, options.horizon or horizon_for(discount), discount, temperature)
     policy = model.policies[model.seeds.index(loaded.seed)]

@@ -48,12 +48,15 @@ def require_fit(policy: Any, spec: EnvSpec) -> None:
         )
 
 
-def make_task(spec: EnvSpec, knowledge: PriorKnowledge) -> Task:
-    """The algorithm's `Task`: sizes, termination rule, known reward."""
+def make_task(spec: EnvSpec, knowledge: PriorKnowledge, cut_after: int | None = None) -> Task:
+    """The algorithm's `Task`: sizes, termination rule, known reward. `cut_after` is where an environment was seen to
+    cut its episodes off before the time limit."""
     reward = None
     if knowledge.reward is not None:
         reward = _InOwnUnits(knowledge.reward, spec.action_low, spec.action_high)
-    return Task(spec.obs_size, spec.act_size, spec.rule, spec.termination == "learned", reward)
+    return Task(
+        spec.obs_size, spec.act_size, spec.rule, spec.termination == "learned", reward, cut_after or spec.time_limit
+    )
 
 
 @dataclass(frozen=True)

@@ -135,7 +135,7 @@ class Progress:
 
     @property
     def task(self) -> Task:
-        return make_task(self.spec, self.setup.knowledge)
+        return make_task(self.spec, self.setup.knowledge, self.state.cut_after)
 
     @property
     def step(self) -> int:
@@ -183,7 +183,7 @@ class Progress:
                 "the environment a method is_terminal(next_obs)."
             )
         self.setup = replace(self.setup, spec=spec)
-        self.update(episodes={})
+        self.update(episodes={}, cut_after=None)
         self.machinery.programs = None
         return assumed
 
@@ -191,7 +191,7 @@ class Progress:
         """Goes back to where the run stood, from anywhere inside the iteration that came next."""
         moved = to.iteration != self.state.iteration or self.state.begun > 0
         self.machinery.whole = not moved or self.num_stored <= self.capacity
-        if to.termination != self.state.termination:
+        if (to.termination, to.cut_after) != (self.state.termination, self.state.cut_after):
             self.machinery.programs = None
         self.state = to
         self.machinery.replay = replays.rewound(self.replay, self.num_stored)

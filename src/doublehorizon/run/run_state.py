@@ -36,6 +36,8 @@ class RunState:
     agent: AgentState
     termination: Termination
     """How the model knows when episodes end; a rule that was found wrong is learnt from then on."""
+    cut_after: int | None = None
+    """Agent steps after which the environment cuts episodes off by itself, before the time limit; None: not seen."""
     goal: int = 0
     """Simulator steps to which the run was asked to go."""
     iteration: int = 0
@@ -58,6 +60,7 @@ def encode(state: RunState) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """As JSON and as arrays by name. `decode` is the inverse."""
     about = {
         "goal": state.goal,
+        "cut_after": state.cut_after,
         "iteration": state.iteration,
         "seconds": state.seconds,
         "learnt": state.policies is not None,
@@ -87,6 +90,7 @@ def decode(about: dict[str, Any], arrays: dict[str, np.ndarray], shapes: AgentSt
     return RunState(
         agent=_agent(shapes, arrays),
         termination=spec.termination,
+        cut_after=about.get("cut_after"),
         goal=int(about["goal"]),
         iteration=int(about["iteration"]),
         seconds=float(about["seconds"]),

@@ -6,6 +6,7 @@ import time
 import jax.numpy as jnp
 import numpy as np
 
+from doublehorizon import schedule
 from doublehorizon.algorithm import agent
 from doublehorizon.algorithm.agent import AgentState
 from doublehorizon.algorithm.devices import fetch
@@ -92,5 +93,5 @@ def _attempt(progress: Progress, state: AgentState, clock: Clock, view: View) ->
 
 
 def _signs(progress: Progress, state: AgentState, metrics: SeedMetrics) -> list[str]:
-    discount = progress.config.policy.discount
+    discount = schedule.discount(progress.config, progress.task.episode_steps)
     return signs_of_divergence(discount, progress.num_rows, progress.replay, state, metrics)

@@ -16,7 +16,7 @@ from doublehorizon.run.logs import RunLogs
 from doublehorizon.run.progress import Programs, Progress, prior_batch
 from doublehorizon.run.run_state import RunState
 from doublehorizon.run.trackers import Tracker
-from doublehorizon.schedule import evaluate_every
+from doublehorizon.schedule import discount, evaluate_every
 from doublehorizon.signals import unstoppable
 from doublehorizon.training.callbacks import Callback, Evaluation
 from doublehorizon.training.env_checks import check_reward, check_termination
@@ -124,6 +124,7 @@ def _iterate(progress: Progress, pool: WorkerPool, clock: Clock, view: View) -> 
         _show_notes(pool, view)
         ends.append(_check_termination(progress, batch, view) | _training_episodes(pool))
         _check_reward(progress, batch, view)
+        _see_cuts(progress, pool.longest_cut, view)
         progress.update(begun=progress.state.begun + steps, episodes=pool.episodes)
         progress.store(batch)
         clock.lap("time/collect_seconds")
@@ -154,6 +155,18 @@ def _check_termination(progress: Progress, batch: Batch, view: View) -> SeedMetr
         progress.update(agent=agent.learn_termination(progress.config, progress.task, progress.agent))
         progress.machinery.programs = Programs(progress)
     return found.metrics
+
+
+def _see_cuts(progress: Progress, longest: int, view: View) -> None:
+    """Where the environment itself cuts episodes off, sooner than the time limit says: values look less far ahead."""
+    if not 0 < longest < progress.spec.time_limit or progress.state.cut_after is not None:
+        return
+    before = discount(progress.config, progress.task.episode_steps)
+    progress.update(cut_after=longest)
+    now = discount(progress.config, progress.task.episode_steps)
+    if now != before:
+        view.say(f"{progress.spec.name}: episodes are cut off after {longest} steps; the discount is {now:.4g}")
+        progress.machinery.programs = Programs(progress)
 
 
 def _training_episodes(pool: WorkerPool) -> SeedMetrics:
