@@ -247,8 +247,8 @@ class LoopConfig:
 @dataclass(frozen=True)
 class Config:
     """A whole experiment's numbers, one set for every task. The defaults are the paper's, but for how the model is
-    fitted (a little and often), longer distribution rollouts, fewer random steps, and less exact products on a GPU;
-    `presets.paper` has the paper's."""
+    fitted (a little and often), two updates per step, longer distribution rollouts, fewer random steps, less exact
+    products on a GPU, and what follows from the task (see `schedule`); `presets.paper` has the paper's."""
 
     horizons: Horizons = field(default_factory=Horizons)
     model: ModelConfig = field(default_factory=ModelConfig)

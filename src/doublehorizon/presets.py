@@ -17,7 +17,8 @@ from doublehorizon.config_json import changed
 from doublehorizon.errors import unknown
 
 dhmbpo = Config()
-"""The default: the paper's algorithm with a model that is fitted a little and often, and rollouts twice as long."""
+"""The default: the paper's algorithm with a model that is fitted a little and often, two updates per step, and longer
+distribution rollouts."""
 
 quick = Config(
     model=ModelConfig(members=4, width=128, noise="state"),
@@ -46,7 +47,8 @@ paper = Config(
     terminator=TerminatorConfig(batches=1000),
     precision="float32",
 )
-"""The published algorithm: its fits and their cadence, its float32 arithmetic, its bounds and temperature."""
+"""The published algorithm: its fits and their cadence, one update per step, its float32 arithmetic, its bounds,
+temperature and discount."""
 
 Changes = Mapping[str, Any]
 """Values by their names in a `Config`."""
