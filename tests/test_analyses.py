@@ -284,7 +284,7 @@ def test_a_model_is_measured_on_what_it_saw_and_fitted_again_to_less(trained):
         parts = model_error.split(loaded, 80, 1000)
         assert {name: len(rows.reward) for name, rows in parts.items()} == {"training": 64, "held out": 16}
         world = model_error.refitted(loaded, 40)
-        assert np.isfinite(model_error.accuracy(world, parts["training"]).total)
+        assert np.isfinite(model_error.accuracy(loaded.config, world, parts["training"]).total)
         assert len(model_error.later(loaded, 60, 1000).reward) == 20 and model_error.later(loaded, 80, 1000) is None
         with pytest.raises(dh.UserError, match="but the run has 80"):
             model_error.refitted(loaded, 100)

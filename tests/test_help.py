@@ -8,7 +8,8 @@ import pytest
 
 from doublehorizon import presets
 from doublehorizon.cli import _status
-from doublehorizon.cli.config_help import documented, groups
+from doublehorizon.cli.config_help import groups
+from doublehorizon.cli.parsing import documented
 from doublehorizon.cli.train import config_named_in
 from doublehorizon.config import Config
 from doublehorizon.config_json import read_config, to_json

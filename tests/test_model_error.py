@@ -28,14 +28,14 @@ def line_rows(count: int, seed: int = 0) -> Transition:
 
 def test_a_model_that_is_right_has_no_error_and_one_that_drifts_has_that_of_its_drift():
     rows = line_rows(50)
-    right = model_error.accuracy(line_world(), rows)
+    right = model_error.accuracy(TINY, line_world(), rows)
     assert right.rows == 50 and right.total < 1e-5
-    drifting = model_error.accuracy(line_world(drift=(0.3, 0.1)), rows)
+    drifting = model_error.accuracy(TINY, line_world(drift=(0.3, 0.1)), rows)
     np.testing.assert_allclose(drifting.rmse, [0.2, 0.2], rtol=1e-4)  # the mean of both members
     scale = np.array([np.std(rows.next_obs), np.std(rows.act)])
     np.testing.assert_allclose(drifting.relative, 0.2 / scale, rtol=1e-3)
     # its members differ by 0.2, a deviation of 0.1 sqrt 2: 0.2 is within 1.96 of them, not within 0.67
-    still = model_error.accuracy(line_world(), replace_rewards(rows, 1.0))
+    still = model_error.accuracy(TINY, line_world(), replace_rewards(rows, 1.0))
     assert still.relative[0] == 0.0 and still.rmse[0] > 0  # it never changes
     assert drifting.coverage == {0.5: 0.0, 0.8: 0.0, 0.95: 1.0}
 

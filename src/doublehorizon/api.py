@@ -132,7 +132,7 @@ class DHMBPO:
             raise UserError(f"this agent was not loaded from {run}: DHMBPO.load({str(run)!r}).resume({str(run)!r}).")
         goal = self._progress.goal if steps is None else self._rounded(steps)
         if goal < self.num_timesteps:
-            raise UserError(f"the run stands at step {self.num_timesteps} already, but steps is {steps}.")
+            raise UserError(f"the run stands at step {self.num_timesteps} already, but steps is {steps}: give more.")
         self._learn_to(goal, run, callback, progress_bar, trackers)
         return self
 

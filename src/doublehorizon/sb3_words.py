@@ -13,6 +13,26 @@ from doublehorizon.presets import preset
 P = ParamSpec("P")
 R = TypeVar("R")
 
+OPTIONS = {
+    "gamma": "--policy.discount",
+    "learning_rate": "--policy.learning-rate",
+    "batch_size": "--policy.batch-size",
+    "tau": "--critic.target-rate",
+    "ent_coef": "--policy.initial-temperature",
+    "target_entropy": "--policy.target-entropy-per-action",
+    "buffer_size": "--loop.replay-capacity",
+    "learning_starts": "--loop.seed-episodes",
+    "gradient_steps": "--updates-per-step",
+    "train_freq": "--loop.steps-per-iteration",
+    "eval_freq": "--loop.evaluate-every",
+    "n_envs": "--num-envs",
+    "total_timesteps": "--steps",
+    "policy_kwargs": "--policy.width",
+    "tensorboard_log": "--tensorboard",
+    "verbose": "--quiet",
+}
+"""The same, by its name on the command line."""
+
 _CONFIG = "give config=dh.Config().with_({}=...), or a preset such as dh.presets.quick in place of dh.Config()"
 INSTEAD = {
     "policy": "there is one kind of policy; its width is config=dh.Config().with_(policy__width=...)",

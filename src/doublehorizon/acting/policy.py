@@ -6,6 +6,8 @@ how an observation is laid out where it is no vector.
 
 import json
 import math
+import tempfile
+import zipfile
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -128,8 +130,10 @@ _STATISTICS = ("obs_mean", "obs_std", "action_low", "action_high")
 
 
 def load_policy(path: str | Path) -> NumpyPolicy:
-    """Reads a policy file, or the best policy of a run folder."""
+    """Reads a policy file, or the best policy of a run folder or of an agent that `save` wrote."""
     path = Path(path)
+    if path.suffix == ".zip" and path.is_file():
+        return _of_one_file(path)
     if path.is_dir():
         path = _best_of(path)
     try:
@@ -184,6 +188,20 @@ def _check_shapes(policy: NumpyPolicy) -> None:
     wrong = [name for name, fits in shapes.items() if not fits]
     if wrong:
         raise ValueError(f"its {wrong[0]} do not fit together")
+
+
+def _of_one_file(path: Path) -> NumpyPolicy:
+    """The best policy of an agent in one file."""
+    with tempfile.TemporaryDirectory() as work:
+        try:
+            with zipfile.ZipFile(path) as archive:
+                archive.extractall(work, [name for name in archive.namelist() if name.startswith("policy/")])
+        except (zipfile.BadZipFile, OSError) as problem:
+            raise UserError(f"{path} cannot be read as an agent: {problem}.") from problem
+        try:
+            return load_policy(work)
+        except UserError as problem:  # nobody knows the folder in which it was unpacked
+            raise UserError(str(problem).replace(work, str(path))) from problem
 
 
 def _best_of(run: Path) -> Path:

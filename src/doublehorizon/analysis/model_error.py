@@ -20,6 +20,7 @@ from doublehorizon.algorithm.rollouts import draw_noise
 from doublehorizon.algorithm.types import Task, Transition
 from doublehorizon.algorithm.world_model import WorldModel, imagine_step, raw_target
 from doublehorizon.analysis.loaded_seed import LoadedSeed, as_rows
+from doublehorizon.config import Config
 from doublehorizon.errors import UserError
 
 LEVELS = (0.5, 0.8, 0.95)
@@ -61,8 +62,9 @@ class OpenLoop:
     standing_still: tuple[float, ...]
 
 
-def accuracy(world: WorldModel, rows: Transition) -> Accuracy:
-    """Compares the ensemble, taken as one Gaussian, with rows that really happened."""
+def accuracy(config: Config, world: WorldModel, rows: Transition) -> Accuracy:
+    """Compares the ensemble, taken as one Gaussian, with rows that really happened. Rewards of steps that ended an
+    episode do not count where the termination model is what learns them."""
     parts = []
     count = rows.reward.shape[0]
     for begin in range(0, count, _ROWS_AT_ONCE):
@@ -72,9 +74,15 @@ def accuracy(world: WorldModel, rows: Transition) -> Accuracy:
         parts.append((np.asarray(errors)[:kept], np.asarray(deviations)[:kept]))
     error, deviation = (np.concatenate(x).astype(np.float64) for x in zip(*parts, strict=True))
     target = np.asarray(raw_target(rows.obs, rows.reward, rows.next_obs), np.float64)
-    rmse = np.sqrt(np.mean(error**2, axis=0))
-    within = {level: float(np.mean(np.abs(error) <= stats.norm.ppf(0.5 + level / 2) * deviation)) for level in LEVELS}
-    std = target.std(0)
+    counted = np.ones(error.shape, bool)
+    if config.terminator.rewards and world.termination_model is not None:
+        counted[:, 0] = np.asarray(rows.terminated) == 0
+    rmse = np.sqrt(np.mean(error**2, axis=0, where=counted))
+    within = {
+        level: float(np.mean(np.abs(error) <= stats.norm.ppf(0.5 + level / 2) * deviation, where=counted))
+        for level in LEVELS
+    }
+    std = target.std(0, where=counted)
     relative = np.where(std > _CONSTANT, rmse / np.maximum(std, _CONSTANT), 0.0)
     return Accuracy(count, tuple(rmse.tolist()), tuple(relative.tolist()), within)
 

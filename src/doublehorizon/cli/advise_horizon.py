@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import tyro
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from doublehorizon.cli.analyze import Analyze
 from doublehorizon.cli.options import require_positive
+from doublehorizon.cli.parsing import parse
 
 if TYPE_CHECKING:
     from doublehorizon.analysis.aggregate import Interval
@@ -41,7 +41,7 @@ class AdviseHorizon(Analyze):
 
 def run(arguments: list[str]) -> int:
     """Parses, measures, advises."""
-    options = tyro.cli(AdviseHorizon, prog="doublehorizon advise-horizon", description=_EXAMPLES, args=arguments)
+    options = parse(AdviseHorizon, "advise-horizon", _EXAMPLES, arguments)
     require_positive(options, "states", "rollouts")
     needed = options.needed()
 

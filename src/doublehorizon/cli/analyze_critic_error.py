@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import tyro
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from doublehorizon.cli.analyze import Analyze
 from doublehorizon.cli.options import IntIfGiven, require_positive
+from doublehorizon.cli.parsing import parse
 from doublehorizon.errors import UserError
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class CriticError(Analyze):
 
 def run(arguments: list[str]) -> int:
     """Parses, measures, draws."""
-    options = tyro.cli(CriticError, prog="doublehorizon analyze critic-error", description=_EXAMPLES, args=arguments)
+    options = parse(CriticError, "analyze critic-error", _EXAMPLES, arguments)
     require_positive(options, "pairs", "episodes", "horizon", "updates", "every", "repeats", "rollouts", "distribution")
     needed = options.needed()
 

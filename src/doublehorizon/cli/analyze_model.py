@@ -5,12 +5,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import tyro
 from rich.console import Console
 from rich.progress import Progress
 
 from doublehorizon.cli.analyze import Analyze
 from doublehorizon.cli.options import require_positive
+from doublehorizon.cli.parsing import parse
 
 if TYPE_CHECKING:
     from doublehorizon.analysis.loaded_seed import LoadedSeed
@@ -43,7 +43,7 @@ class Model(Analyze):
 
 def run(arguments: list[str]) -> int:
     """Parses, measures, draws."""
-    options = tyro.cli(Model, prog="doublehorizon analyze model", description=_EXAMPLES, args=arguments)
+    options = parse(Model, "analyze model", _EXAMPLES, arguments)
     require_positive(options, "horizon", "trajectories", "particles", "rows")
     needed = options.needed()
 
@@ -55,6 +55,7 @@ def run(arguments: list[str]) -> int:
         open_run(options.run, options.device, needed) as model,
         Progress(console=Console(stderr=True, emoji=False), transient=True) as bar,
     ):
+        names = model.spec.obs_names
         chosen = {loaded.seed: loaded for loaded in loaded_seeds(model, options.seeds)}
         for loaded in chosen.values():
             require_model(loaded, "this analysis")
@@ -63,7 +64,7 @@ def run(arguments: list[str]) -> int:
             found[seed] = _measure(options, loaded, later.get(seed, {}), bar)
     path = options.figure("model-error")
     _draw(found, path)
-    print(json.dumps(_plain(found, str(path))) if options.json else f"{_words(found)}\n{path}")
+    print(json.dumps(_plain(found, str(path))) if options.json else f"{_words(found, names)}\n{path}")
     return 0
 
 
@@ -84,16 +85,16 @@ def _measure(options: Model, loaded: "LoadedSeed", later: dict[str, "Accuracy"],
     world = loaded.context.world
     accuracy = {}
     for name, rows in model_error.split(loaded, loaded.num_rows, options.rows).items():
-        accuracy[name] = model_error.accuracy(world, rows)
+        accuracy[name] = model_error.accuracy(loaded.config, world, rows)
         bar.advance(task)
     accuracy |= later
     for size in options.refit:
         fresh = model_error.refitted(loaded, size)
         for name, rows in model_error.split(loaded, size, options.rows).items():
-            accuracy[f"{name}, fitted to {size}"] = model_error.accuracy(fresh, rows)
+            accuracy[f"{name}, fitted to {size}"] = model_error.accuracy(loaded.config, fresh, rows)
         rest = model_error.later(loaded, size, min(options.rows, 5000))
         if rest is not None:
-            accuracy[f"later, fitted to {size}"] = model_error.accuracy(fresh, rest)
+            accuracy[f"later, fitted to {size}"] = model_error.accuracy(loaded.config, fresh, rest)
         bar.advance(task)
     starts = model_error.trajectories(
         loaded.replay.rows, loaded.num_rows, options.horizon, options.trajectories, loaded.seed
@@ -118,7 +119,8 @@ def _later(
             for old in loaded_seeds(model, options.seeds):
                 rows = model_error.later(now[old.seed], old.num_rows, options.rows)
                 if rows is not None:
-                    found[old.seed] = {f"later, seen from {step}": model_error.accuracy(old.context.world, rows)}
+                    seen = model_error.accuracy(old.config, old.context.world, rows)
+                    found[old.seed] = {f"later, seen from {step}": seen}
     return found
 
 
@@ -165,7 +167,8 @@ def _model_of(name: str) -> str:
     return name.partition(", ")[2] or "the run's"
 
 
-def _words(found: dict[int, Found]) -> str:
+def _words(found: dict[int, Found], names: list[str]) -> str:
+    """`names` are those of the observation's numbers."""
     lines = []
     for seed, one in found.items():
         lines.append(f"seed {seed}, one step ahead:")
@@ -175,9 +178,8 @@ def _words(found: dict[int, Found]) -> str:
                 f"  {name:<28} {part.rows:>6} rows  RMSE {part.total:.4g}  relative {part.total_relative:.3f}  "
                 f"within its own intervals {inside}"
             )
-        each = ["reward", *(f"o{i}" for i in range(len(next(iter(one.accuracy.values())).rmse) - 1))]
         shown = one.accuracy.get("held out", one.accuracy["training"])
-        worst = sorted(zip(shown.relative, each, strict=True), reverse=True)[:5]
+        worst = sorted(zip(shown.relative, ["reward", *names], strict=True), reverse=True)[:5]
         lines.append("  hardest to predict: " + ", ".join(f"{name} {value:.3f}" for value, name in worst))
         loop = one.open_loop
         picked = sorted({0, 1, 4, 9, 19, len(loop.error) - 1} & set(range(len(loop.error))))

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import tyro
 from rich.console import Console
 from rich.progress import track
 
 from doublehorizon.cli.analyze import Analyze
 from doublehorizon.cli.options import require_positive
+from doublehorizon.cli.parsing import parse
 from doublehorizon.errors import UserError
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Targets(Analyze):
 
 def run(arguments: list[str]) -> int:
     """Parses, looks at each checkpoint, draws."""
-    options = tyro.cli(Targets, prog="doublehorizon analyze targets", description=_EXAMPLES, args=arguments)
+    options = parse(Targets, "analyze targets", _EXAMPLES, arguments)
     require_positive(options, "batches", "most")
     needed = options.needed()
 

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from doublehorizon.cli.options import Device, PathIfGiven
+from doublehorizon.cli.parsing import parse
 from doublehorizon.errors import UserError
 from doublehorizon.jax_settings import prepare_jax
 
@@ -51,7 +52,7 @@ class Bench:
 
 def run(arguments: list[str]) -> int:
     """Measures, prints a table or JSON."""
-    options = tyro.cli(Bench, prog="doublehorizon bench", description=_EXAMPLES, args=arguments)
+    options = parse(Bench, "bench", _EXAMPLES, arguments)
     try:
         counts = sorted({int(n) for n in options.seeds.split(",")})
     except ValueError:

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from doublehorizon.cli.options import Device, require_positive
+from doublehorizon.cli.parsing import parse
 from doublehorizon.config import Config
 from doublehorizon.config_json import changed, written_value
 from doublehorizon.errors import UserError
@@ -63,7 +64,7 @@ class BenchModel:
 
 def run(arguments: list[str]) -> int:
     """Measures, prints a table or JSON, draws."""
-    options = tyro.cli(BenchModel, prog="doublehorizon bench-model", description=_EXAMPLES, args=arguments)
+    options = parse(BenchModel, "bench-model", _EXAMPLES, arguments)
     require_positive(options, "first", "scored_from", "last")
     if not options.replays:
         raise UserError("no transitions were given: name a run folder or an .npz file.")

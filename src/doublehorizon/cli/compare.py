@@ -13,6 +13,7 @@ import tyro
 from doublehorizon.analysis.curves import Comparison, Curves, common_steps, compare, find_curves, joined, task_of
 from doublehorizon.analysis.figures import plot
 from doublehorizon.cli.options import PathIfGiven
+from doublehorizon.cli.parsing import parse
 from doublehorizon.errors import UserError
 
 _EXAMPLES = """Compares a run with another run, or with published curves: each seed scores its mean return over the
@@ -44,7 +45,7 @@ class Compare:
 
 def run(arguments: list[str]) -> int:
     """Status 0 whatever the comparison says; the result is in the output."""
-    options = tyro.cli(Compare, prog="doublehorizon compare", description=_EXAMPLES, args=arguments)
+    options = parse(Compare, "compare", _EXAMPLES, arguments)
     runs, reference = _sides(options)
     tasks = [task_of(folder) for folder in runs]
     if len(set(tasks)) > 1:

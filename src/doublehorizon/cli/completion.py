@@ -8,6 +8,7 @@ import tyro
 
 from doublehorizon.cli import COMMANDS
 from doublehorizon.cli.analyze import ANALYSES
+from doublehorizon.cli.parsing import parse
 from doublehorizon.experiments.paper_experiments import EXPERIMENTS
 
 _EXAMPLES = """Prints a script that lets a shell complete commands, options and paths.
@@ -53,7 +54,7 @@ class Completion:
 
 def run(arguments: list[str]) -> int:
     """Parses and prints the script."""
-    options = tyro.cli(Completion, prog="doublehorizon completion", description=_EXAMPLES, args=arguments)
+    options = parse(Completion, "completion", _EXAMPLES, arguments)
     print(script(options.shell))
     return 0
 

@@ -1,31 +1,28 @@
 """Short help with what people use, and long help with every number of the algorithm."""
 
-import ast
-import inspect
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import is_dataclass
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-import tyro
 from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from doublehorizon import config as config_module
+from doublehorizon.cli.parsing import documented, parse
 from doublehorizon.config import Config
 
 HELP_ALL = "--help-all"
 _HINT = f"\n\nEvery number of the algorithm is an option too: {HELP_ALL} lists them with their defaults."
 
 
-def show_help(record: type, prog: str, description: str, arguments: list[str], config: Config) -> bool:
+def show_help(record: type, command: str, description: str, arguments: list[str], config: Config) -> bool:
     """Prints help if that is asked for, and says whether it was. `record` has the options that are not the config's."""
     if HELP_ALL not in arguments and not {"-h", "--help"} & set(arguments):
         return False
     with suppress(SystemExit):  # how a parser ends that has shown its help
-        tyro.cli(record, prog=prog, description=description + _HINT, args=["--help"])
+        parse(record, command, description + _HINT, ["--help"])
     if HELP_ALL in arguments:
         own = {field.replace("_", "-") for field in record.__dataclass_fields__}
         _show_config(config, own)
@@ -52,16 +49,6 @@ def groups(config: Config) -> Iterator[tuple[str, str, Any]]:
         if is_dataclass(record):
             yield f"{name}: {_first_sentence(record)}", f"{name}.", record
     yield "the rest", "", config
-
-
-def documented(record: type) -> Iterator[tuple[str, str]]:
-    """The fields of a record with the words that stand under each in the source."""
-    tree = ast.parse(inspect.getsource(config_module))
-    (node,) = (x for x in tree.body if isinstance(x, ast.ClassDef) and x.name == record.__name__)
-    for here, below in zip(node.body, [*node.body[1:], None], strict=True):
-        if isinstance(here, ast.AnnAssign) and isinstance(here.target, ast.Name):
-            said = isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
-            yield here.target.id, " ".join(str(below.value.value).split()) if said else ""  # type: ignore[union-attr]
 
 
 def _values(record: type, name: str) -> str:

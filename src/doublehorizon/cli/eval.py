@@ -12,6 +12,7 @@ from rich.progress import track
 
 from doublehorizon.acting.env_runner import EnvRunner
 from doublehorizon.cli.options import TextIfGiven, require_positive
+from doublehorizon.cli.parsing import parse
 from doublehorizon.run.run_reader import read_run
 
 _EXAMPLES = """Tests the policies of a run in new episodes, with their most likely actions.
@@ -43,7 +44,7 @@ class Eval:
 
 def run(arguments: list[str]) -> int:
     """Parses, tests, and prints mean and spread."""
-    options = tyro.cli(Eval, prog="doublehorizon eval", description=_EXAMPLES, args=arguments)
+    options = parse(Eval, "eval", _EXAMPLES, arguments)
     require_positive(options, "episodes")
     found = read_run(options.run)
     policies = found.policies(list(options.seeds))

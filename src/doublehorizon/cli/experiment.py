@@ -9,6 +9,7 @@ import tyro
 
 from doublehorizon.cli.config_help import show_help
 from doublehorizon.cli.options import Device, FloatIfGiven, PathIfGiven, Steps, require_positive
+from doublehorizon.cli.parsing import parse
 from doublehorizon.cli.train import config_named_in
 from doublehorizon.config import Config
 from doublehorizon.errors import UserError
@@ -78,12 +79,10 @@ class Experiment(ExperimentOptions):
 def run(arguments: list[str]) -> int:
     """Parses, runs what is missing, and sums up."""
     default = Experiment(name="", config=config_named_in(arguments, "paper"))
-    if show_help(ExperimentOptions, "doublehorizon experiment", _EXAMPLES, arguments, default.config):
+    if show_help(ExperimentOptions, "experiment", _EXAMPLES, arguments, default.config):
         return 0
     default.name = tyro.MISSING
-    options = tyro.cli(
-        Experiment, prog="doublehorizon experiment", description=_EXAMPLES, args=arguments, default=default
-    )
+    options = parse(Experiment, "experiment", _EXAMPLES, arguments, default)
     chosen, jobs = paper_experiment(options.name), _jobs(options)
     root = options.out or Path("experiments") / options.name
     todo = [job for job in jobs if not is_done(job, root / job.name)]

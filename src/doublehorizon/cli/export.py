@@ -9,6 +9,7 @@ import tyro
 from doublehorizon.acting.policy import load_policy
 from doublehorizon.analysis.export import export_policy
 from doublehorizon.cli.options import IntIfGiven
+from doublehorizon.cli.parsing import parse
 from doublehorizon.run.run_reader import read_run
 
 _EXAMPLES = """Writes a trained policy for machines that do not have this package.
@@ -36,7 +37,7 @@ class Export:
 
 def run(arguments: list[str]) -> int:
     """Parses, writes, and names the files."""
-    options = tyro.cli(Export, prog="doublehorizon export", description=_EXAMPLES, args=arguments)
+    options = parse(Export, "export", _EXAMPLES, arguments)
     if options.seed is None:
         policy = load_policy(options.run)
     else:

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from doublehorizon.cli.options import resume_command
+from doublehorizon.cli.parsing import parse
 from doublehorizon.envs.registry import GROUPS
 from doublehorizon.errors import UserError
 from doublehorizon.run.run_reader import status_of
@@ -36,7 +37,7 @@ class List:
 
 def run(arguments: list[str]) -> int:
     """Parses and lists."""
-    options = tyro.cli(List, prog="doublehorizon list", description=_EXAMPLES, args=arguments)
+    options = parse(List, "list", _EXAMPLES, arguments)
     if options.folder is None:
         _list_tasks(options.json)
     else:

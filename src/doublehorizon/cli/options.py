@@ -13,7 +13,10 @@ from doublehorizon.errors import UserError
 
 def _whole_number(text: str) -> int:
     """Also as people write large ones: 1e5, 100_000."""
-    number = float(text)
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.5
     if not number.is_integer():
         raise ValueError(f"{text} is no whole number")
     return int(number)

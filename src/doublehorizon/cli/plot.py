@@ -21,6 +21,7 @@ from doublehorizon.analysis.curves import (
 )
 from doublehorizon.analysis.figures import draw_aggregates, draw_curves, draw_profiles, figure_of, save_figure
 from doublehorizon.cli.options import IntIfGiven, PathIfGiven
+from doublehorizon.cli.parsing import parse
 from doublehorizon.errors import UserError
 
 _EXAMPLES = """Draws learning curves: mean and 95% interval over seeds, one picture per task.
@@ -63,7 +64,7 @@ Sets = dict[str, dict[str, tuple[Curves, Curves | None]]]
 
 def run(arguments: list[str]) -> int:
     """Parses, draws, and prints the last returns."""
-    options = tyro.cli(Plot, prog="doublehorizon plot", description=_EXAMPLES, args=arguments)
+    options = parse(Plot, "plot", _EXAMPLES, arguments)
     if not options.runs:
         raise UserError("there is nothing to draw: give at least one run folder.")
     sets, references = _collect(options)

@@ -8,6 +8,7 @@ import tyro
 
 from doublehorizon.analysis.report import write_report
 from doublehorizon.cli.options import PathIfGiven
+from doublehorizon.cli.parsing import parse
 from doublehorizon.errors import UserError
 
 _EXAMPLES = """Writes one HTML page about one or several runs: curves that can be zoomed and read off, final returns,
@@ -35,7 +36,7 @@ class Report:
 
 def run(arguments: list[str]) -> int:
     """Parses, writes, and names the page."""
-    options = tyro.cli(Report, prog="doublehorizon report", description=_EXAMPLES, args=arguments)
+    options = parse(Report, "report", _EXAMPLES, arguments)
     if not options.runs:
         raise UserError("there is nothing to report on: give at least one run folder.")
     out = options.out or options.runs[0] / "report.html"

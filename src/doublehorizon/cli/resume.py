@@ -1,13 +1,15 @@
 """`doublehorizon resume`."""
 
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 
-from doublehorizon.cli.options import Device, StepsIfGiven, TextIfGiven
+from doublehorizon.cli.options import Device, StepsIfGiven, TextIfGiven, resume_command
+from doublehorizon.cli.parsing import parse
 from doublehorizon.cli.train_and_resume import functions, report, starting, tracked, with_resume_hint
 from doublehorizon.errors import UserError
 from doublehorizon.jax_settings import prepare_jax
@@ -54,7 +56,7 @@ class Resume:
 
 def run(arguments: list[str]) -> int:
     """Parses, goes on, and says what came out."""
-    options = tyro.cli(Resume, prog="doublehorizon resume", description=_EXAMPLES, args=arguments)
+    options = parse(Resume, "resume", _EXAMPLES, arguments)
     prepare_jax(options.device, _is_deterministic(options.run))
 
     with starting(str(options.run), options.quiet):
@@ -63,6 +65,10 @@ def run(arguments: list[str]) -> int:
         given = functions(options.termination_rule, options.reward, options.seed_policy)
         model = DHMBPO.load(options.run, env=options.env, device=options.device, **given)
     hint = with_resume_hint(model, options.run, options)
+    if options.steps is None and model.progress is not None and model.num_timesteps >= model.progress.goal:
+        again = resume_command(options.run, model.spec.name, options)
+        told = f"{options.run} is complete: it was started for {model.progress.goal} steps. To go on: {again} --steps N"
+        print(told, file=sys.stderr)
     with hint, tracked(options.run, options.tensorboard, options.wandb) as trackers:
         model.resume(options.run, options.steps, progress_bar=not options.quiet, trackers=trackers)
     report(model, options.run, options.json)

@@ -19,6 +19,7 @@ from doublehorizon.cli.options import (
     TextIfGiven,
     require_positive,
 )
+from doublehorizon.cli.parsing import parse
 from doublehorizon.cli.train_and_resume import functions, report, starting, tracked, with_resume_hint
 from doublehorizon.config import Config
 from doublehorizon.config_json import changed, read_config
@@ -61,7 +62,7 @@ class TrainOptions:
     out: PathIfGiven = None
     """The run folder. Default: runs/ENV-DATE-TIME."""
     updates_per_step: FloatIfGiven = None
-    """Updates of critic and actor per environment step. Default: 1."""
+    """Updates of critic and actor per environment step. Default: 2; 1 with any other preset."""
     num_envs: IntIfGiven = None
     """Environments per seed that collect side by side, for slow simulators. Default: 1."""
     checkpoint_every: IntIfGiven = None
@@ -100,15 +101,9 @@ class Train(TrainOptions):
 def run(arguments: list[str]) -> int:
     """Parses, trains, and says what came out."""
     default = Train(env="", config=config_named_in(arguments))
-    if show_help(TrainOptions, "doublehorizon train", _EXAMPLES, arguments, default.config):
+    if show_help(TrainOptions, "train", _EXAMPLES, arguments, default.config):
         return 0
-    options = tyro.cli(
-        Train,
-        prog="doublehorizon train",
-        description=_EXAMPLES,
-        args=arguments,
-        default=dataclasses.replace(default, env=tyro.MISSING),
-    )
+    options = parse(Train, "train", _EXAMPLES, arguments, dataclasses.replace(default, env=tyro.MISSING))
     require_positive(options, "steps", "seeds", "num_envs", "checkpoint_every")
     prepare_jax(options.device, options.config.deterministic)
     folder = options.out or _default_folder(options.env)

@@ -11,6 +11,7 @@ import tyro
 from rich.console import Console
 
 from doublehorizon.cli.options import Device, PathIfGiven, Steps, require_positive
+from doublehorizon.cli.parsing import parse
 from doublehorizon.config import Config
 from doublehorizon.config_json import changed, to_json
 from doublehorizon.errors import RunError, UserError
@@ -77,7 +78,7 @@ class Tune:
 
 def run(arguments: list[str]) -> int:
     """Parses, searches, and says what was found."""
-    options = tyro.cli(Tune, prog="doublehorizon tune", description=_EXAMPLES, args=arguments)
+    options = parse(Tune, "tune", _EXAMPLES, arguments)
     require_positive(options, "trials", "steps", "seeds", "evaluate_every")
     base = changed(preset(options.preset), {"loop.evaluate_every": options.evaluate_every})
     space = [dimension(text, base) for text in options.space]

@@ -11,6 +11,7 @@ from rich.progress import Progress
 
 from doublehorizon.atomic_files import refuse_links
 from doublehorizon.cli.options import PathIfGiven, TextIfGiven, require_positive
+from doublehorizon.cli.parsing import parse
 
 _EXAMPLES = """Films the policies of a run: RUN/video/seed<k>.mp4, without a display.
 
@@ -38,7 +39,7 @@ class Video:
 
 def run(arguments: list[str]) -> int:
     """Parses, records, and names the files."""
-    options = tyro.cli(Video, prog="doublehorizon video", description=_EXAMPLES, args=arguments)
+    options = parse(Video, "video", _EXAMPLES, arguments)
     require_positive(options, "episodes")
     _render_without_display()
 

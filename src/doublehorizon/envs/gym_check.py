@@ -1,5 +1,6 @@
 """Gymnasium's own checks of an environment, their complaints as single lines."""
 
+import math
 import re
 import traceback
 import warnings
@@ -23,7 +24,10 @@ def complaints(env: gym.Env, name: str) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
+            _require_finite_reward(env, name)
             check_env(env, skip_render_check=True, skip_close_check=True)
+        except UserError:
+            raise
         except Exception as problem:  # its assertions, or whatever the environment raises
             place = traceback.extract_tb(problem.__traceback__)[-1]
             raised = f"{type(problem).__name__}: {problem} ({place.filename}, line {place.lineno})"
@@ -34,6 +38,15 @@ def complaints(env: gym.Env, name: str) -> list[str]:
             ) from problem
     lines = [_one_line(str(warning.message)) for warning in caught]
     return [f"note: {line}" for line in dict.fromkeys(lines) if not any(phrase in line for phrase in _NO_MATTER_HERE)]
+
+
+def _require_finite_reward(env: gym.Env, name: str) -> None:
+    """Gymnasium would say that such a reward is not the same twice."""
+    env.reset(seed=0)
+    found = env.step(env.action_space.sample())
+    reward: Any = found[1]
+    if isinstance(reward, float | int) and not math.isfinite(reward):
+        raise UserError(f"{name} returned the reward {reward} in its first step; finite numbers are needed.")
 
 
 def _one_line(message: str) -> str:

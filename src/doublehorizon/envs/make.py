@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import gymnasium as gym
@@ -22,7 +23,7 @@ from doublehorizon.envs.obs_layout import ObsLayout
 from doublehorizon.envs.set_state import put
 from doublehorizon.envs.spaces import action_box, flat_observation, layout, observation_size
 from doublehorizon.envs.termination import Rule, find_rule, never
-from doublehorizon.errors import UserError
+from doublehorizon.errors import UserError, unknown
 
 EnvLike = str | Callable[[], gym.Env] | gym.Env
 
@@ -54,6 +55,11 @@ class EnvSpec:
     def rule(self) -> Rule | None:
         """The rule that the model rolls out with: None where it learns when episodes end, or where they never do."""
         return self.terminates if self.termination == "known" and self.terminates is not never else None
+
+    @property
+    def obs_names(self) -> list[str]:
+        """Of each number of an observation."""
+        return [f"o{i}" for i in range(self.obs_size)] if self.layout is None else self.layout.names
 
     def facts(self) -> dict[str, Any]:
         """Plain values, as they are saved with a run; the termination rule is named, not stored."""
@@ -93,6 +99,7 @@ def make(name: str, loop: LoopConfig | None = None, render_mode: str | None = No
     try:
         gym.spec(name)
     except gym.error.Error as problem:
+        _explain_file(name)
         by_name = {known.lower(): known for known in gym.registry}
         near = difflib.get_close_matches(name.lower(), by_name, n=3, cutoff=0.5)
         known = ", ".join(by_name[name] for name in near) or "Pendulum-v1, Hopper-v5, paper/HalfCheetah"
@@ -116,18 +123,35 @@ def _from_module(name: str, render_mode: str | None) -> gym.Env | None:
     return env
 
 
+def _explain_file(name: str) -> None:
+    """A file of Python that was named as a file, or without a function in it, is a `UserError`."""
+    path, _, function = name.partition(":")
+    module = path.removesuffix(".py")
+    if Path(f"{module}.py").is_file() and (module != path or not function):
+        wanted = f"{'.'.join(Path(os.path.normpath(module)).parts)}:{function or 'FUNCTION'}"
+        raise UserError(
+            f"there is no environment {name!r}, but there is {module}.py: name the function in it that makes the "
+            f"environment, {wanted}."
+        )
+
+
 def imported(name: str, purpose: str) -> Callable:
     """The function that `module:function` names; modules of the working directory count."""
     module, _, function = name.partition(":")
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        found = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError) as problem:
+        place = importlib.import_module(module)
+        found = getattr(place, function)
+    except ImportError as problem:
+        _explain_file(name)
         raise UserError(
             f"{name!r} cannot be imported: {problem}. Name a module that Python finds from here and a function in it "
             f"that {purpose}."
         ) from problem
+    except AttributeError:
+        own = [key for key, value in vars(place).items() if inspect.isfunction(value) and value.__module__ == module]
+        raise unknown(f"function in {module}", function, own) from None
     if not callable(found):
         raise UserError(f"{name!r} is a {type(found).__name__}, but it must be a function that {purpose}.")
     return found
@@ -255,9 +279,16 @@ class Simulator:
             raise UserError(
                 f"{self.spec.name} returned an observation that is not of its observation space: {problem!r}."
             ) from problem
-        if flat.size != self.spec.obs_size or not np.isfinite(flat).all():
+        if flat.size != self.spec.obs_size:
             raise UserError(
-                f"{self.spec.name} returned an observation of {flat.size} values, {int(np.isfinite(flat).sum())} of "
-                f"them finite, in step {self._steps} of an episode; {self.spec.obs_size} finite ones are needed."
+                f"{self.spec.name} returned an observation of {flat.size} values in step {self._steps} of an episode; "
+                f"{self.spec.obs_size} are needed."
+            )
+        if not np.isfinite(flat).all():
+            wrong = np.flatnonzero(~np.isfinite(flat))
+            named = ", ".join(f"{self.spec.obs_names[i]} is {flat[i]}" for i in wrong[:5])
+            raise UserError(
+                f"{self.spec.name} returned an observation that is not finite in step {self._steps} of an episode: "
+                f"{named}{', ...' if len(wrong) > 5 else ''}."
             )
         return flat

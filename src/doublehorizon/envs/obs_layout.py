@@ -87,6 +87,15 @@ class ObsLayout:
         """Numbers of a flat observation."""
         return sum(entry.size for entry in self.entries)
 
+    @property
+    def names(self) -> list[str]:
+        """Of each number of a flat observation."""
+        return [
+            f"{entry.name or 'o'}{f'[{i}]' if entry.size > 1 else ''}"
+            for entry in self.entries
+            for i in range(entry.size)
+        ]
+
     def flatten(self, obs: Any) -> np.ndarray:
         """One observation, or a batch whose every entry is `[*lead, *shape]`, as float32 `[*lead, size]`."""
         found = dict(self._leaves(obs, [entry.path for entry in self.entries], ()))

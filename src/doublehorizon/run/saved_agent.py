@@ -43,7 +43,10 @@ def folder_of(path: Path) -> Iterator[Path]:
             raise UserError(f"{path} cannot be read as an agent: {problem}.") from problem
         if not steps_kept(Path(work)):
             raise UserError(f"{path} holds no agent. Give a file or folder that save() wrote, or the folder of a run.")
-        yield Path(work)
+        try:
+            yield Path(work)
+        except UserError as problem:  # nobody knows the folder in which it was unpacked
+            raise UserError(str(problem).replace(work, str(path))) from problem
 
 
 def _is_one_file(path: Path) -> bool:
