@@ -14,10 +14,10 @@ from worlds import TINY
 
 TINY_OPTIONS = (
     "--horizons.distribution 4 --horizons.training 3 --model.members 2 --model.width 16 --model.rollout-noise 1 "
-    "--fit.batch-size 16 --fit.batches-per-step None --fit.batches-per-epoch 2 --fit.base-epochs 2 --fit.first-effort 2 "
-    "--critic.members 3 --critic.target-members 2 --critic.width 16 --policy.discount 0.995 "
-    "--policy.updates-per-step 1 --policy.width 16 --policy.batch-size 8 --policy.refresh-every 4 --policy.ring-capacity 120 "
-    "--policy.states-per-refresh 40 "
+    "--fit.batch-size 16 --fit.batches-per-step None --fit.batches-per-epoch 2 --fit.base-epochs 2 "
+    "--fit.first-effort 2 --critic.members 3 --critic.target-members 2 --critic.width 16 "
+    "--policy.width 16 --policy.batch-size 8 --policy.discount 0.995 --policy.updates-per-step 1 "
+    "--policy.refresh-every 4 --policy.ring-capacity 120 --policy.states-per-refresh 40 "
     "--loop.steps-per-iteration 20 --loop.seed-iterations 2 --loop.evaluate-every 2 --loop.evaluation-episodes 2 "
     "--terminator.members 2 --terminator.width 8 --terminator.batch-size 16 --terminator.batches 20"
 )
