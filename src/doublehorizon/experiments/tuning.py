@@ -39,7 +39,7 @@ class Dimension:
 
 DEFAULT_SPACE = (
     "policy.learning_rate=1e-4:1e-3:log",
-    "policy.discount=0.98,0.99,0.995",
+    "policy.discount=None,0.98,0.99",
     "policy.updates_per_step=1.0,2.0,4.0",
     "policy.target_entropy_per_action=-1.0,-0.5",
     "policy.replay_start_share=0.0,0.5",
