@@ -307,7 +307,7 @@ def test_module_and_function_name_an_environment(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert factory("my_robot:make_env")().spec.id == "Pendulum-v1"
     for name, words in (
-        ("my_robot:make_bread", "cannot be imported.*make_bread"),
+        ("my_robot:make_bread", "there is no function in my_robot .make_bread."),
         ("your_robot:make_env", "cannot be imported.*your_robot"),
         ("my_robot:make_pie", "returned a float"),
         ("my_robot:flour", "is a int"),

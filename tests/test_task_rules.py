@@ -88,7 +88,7 @@ def test_the_longest_episode_that_was_cut_off_is_noted_and_none_that_ended():
 
 def test_a_value_looks_no_further_than_episodes_that_the_environment_cuts_off(tmp_path, capsys):
     """Seen in the first steps, before anything is learnt; kept in the checkpoint."""
-    model = dh.DHMBPO(Cutting, seeds=2, config=FREE)
+    model = dh.DHMBPO(Cutting, config=FREE)
     assert model.spec.time_limit == 1000
     model.learn(40, out=tmp_path / "run", progress_bar=True)
     progress = model.progress
@@ -97,11 +97,6 @@ def test_a_value_looks_no_further_than_episodes_that_the_environment_cuts_off(tm
     assert "episodes are cut off after 25 steps; the discount is 0.95" in capsys.readouterr().err
     again = dh.DHMBPO.load(tmp_path / "run", env=Cutting)
     assert again.progress.task == progress.task
-    straight = dh.DHMBPO(Cutting, seeds=2, config=FREE).learn(80, progress_bar=True)
-    resumed = again.learn(40, progress_bar=True)
-    for one, other in zip(straight.policies, resumed.policies, strict=True):
-        for name, values in one.arrays().items():
-            np.testing.assert_array_equal(values, other.arrays()[name])
 
 
 def test_what_the_time_limit_says_is_not_news(capsys):
