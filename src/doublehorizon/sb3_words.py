@@ -31,29 +31,23 @@ OPTIONS = {
     "tensorboard_log": "--tensorboard",
     "verbose": "--quiet",
 }
-"""The same, by its name on the command line."""
+"""Numbers and switches, by their names on the command line."""
 
 _CONFIG = "give config=dh.Config().with_({}=...), or a preset such as dh.presets.quick in place of dh.Config()"
 INSTEAD = {
+    name: _CONFIG.format(option[2:].replace(".", "__").replace("-", "_"))
+    for name, option in OPTIONS.items()
+    if "." in option
+} | {
     "policy": "there is one kind of policy; its width is config=dh.Config().with_(policy__width=...)",
-    "policy_kwargs": _CONFIG.format("policy__width"),
     "verbose": "learn(..., progress_bar=True) shows how it goes",
     "tensorboard_log": "give learn(..., trackers=[dh.trackers.TensorBoard(folder)])",
     "tb_log_name": "give trackers=[dh.trackers.TensorBoard(folder)]",
     "log_interval": "figures are written after every iteration, to progress.csv in the folder out",
     "reset_num_timesteps": "learn() goes on from where the agent stands; a new agent starts at 0",
     "eval_env": "give callback=dh.callbacks.EvaluateOn(env)",
-    "eval_freq": _CONFIG.format("loop__evaluate_every"),
-    "gamma": _CONFIG.format("policy__discount"),
-    "learning_rate": _CONFIG.format("policy__learning_rate"),
-    "batch_size": _CONFIG.format("policy__batch_size"),
-    "tau": _CONFIG.format("critic__target_rate"),
     "ent_coef": "the temperature is tuned; " + _CONFIG.format("policy__initial_temperature"),
-    "target_entropy": _CONFIG.format("policy__target_entropy_per_action"),
-    "buffer_size": _CONFIG.format("loop__replay_capacity"),
-    "learning_starts": _CONFIG.format("loop__seed_episodes"),
     "gradient_steps": _CONFIG.format("policy__updates_per_step"),
-    "train_freq": _CONFIG.format("loop__steps_per_iteration"),
     "n_envs": _CONFIG.format("loop__num_envs"),
     "n_eval_episodes": "give episodes=...",
     "preset": 'give config="quick", or the name of another preset',
