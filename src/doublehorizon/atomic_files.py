@@ -5,6 +5,8 @@ import fcntl
 import hashlib
 import os
 import shutil
+import tempfile
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -138,3 +140,19 @@ def disk_errors_reported(folder: Path) -> Iterator[None]:
         raise RunError(
             f"{folder} cannot be written: {problem.strerror or problem}. What was saved there before is intact."
         ) from problem
+
+
+@contextlib.contextmanager
+def unpacked(path: Path, prefix: str = "") -> Iterator[Path]:
+    """What a saved agent's file holds under names that begin with `prefix`, in a folder for as long as it is needed.
+    Mistakes name the file: nobody knows that folder."""
+    with tempfile.TemporaryDirectory() as work:
+        try:
+            with zipfile.ZipFile(path) as archive:
+                archive.extractall(work, [name for name in archive.namelist() if name.startswith(prefix)])
+        except (zipfile.BadZipFile, OSError) as problem:
+            raise UserError(f"{path} cannot be read as an agent: {problem}.") from problem
+        try:
+            yield Path(work)
+        except UserError as problem:
+            raise UserError(str(problem).replace(work, str(path))) from problem

@@ -6,8 +6,6 @@ how an observation is laid out where it is no vector.
 
 import json
 import math
-import tempfile
-import zipfile
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -18,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from doublehorizon.action_scaling import MIN_ACTION_STD, to_own_units
-from doublehorizon.atomic_files import digest, write_file
+from doublehorizon.atomic_files import digest, unpacked, write_file
 from doublehorizon.envs.obs_layout import ObsLayout
 from doublehorizon.errors import UserError
 
@@ -192,16 +190,8 @@ def _check_shapes(policy: NumpyPolicy) -> None:
 
 def _of_one_file(path: Path) -> NumpyPolicy:
     """The best policy of an agent in one file."""
-    with tempfile.TemporaryDirectory() as work:
-        try:
-            with zipfile.ZipFile(path) as archive:
-                archive.extractall(work, [name for name in archive.namelist() if name.startswith("policy/")])
-        except (zipfile.BadZipFile, OSError) as problem:
-            raise UserError(f"{path} cannot be read as an agent: {problem}.") from problem
-        try:
-            return load_policy(work)
-        except UserError as problem:  # nobody knows the folder in which it was unpacked
-            raise UserError(str(problem).replace(work, str(path))) from problem
+    with unpacked(path, "policy/") as folder:
+        return load_policy(folder)
 
 
 def _best_of(run: Path) -> Path:

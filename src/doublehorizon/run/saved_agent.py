@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from doublehorizon.atomic_files import disk_errors_reported
+from doublehorizon.atomic_files import disk_errors_reported, unpacked
 from doublehorizon.errors import UserError
 from doublehorizon.run.checkpoint_writer import save_agent, steps_kept
 from doublehorizon.run.progress import Progress
@@ -35,18 +35,10 @@ def folder_of(path: Path) -> Iterator[Path]:
     if not path.is_file():
         yield path
         return
-    with tempfile.TemporaryDirectory() as work:
-        try:
-            with zipfile.ZipFile(path) as archive:
-                archive.extractall(work)
-        except (zipfile.BadZipFile, OSError) as problem:
-            raise UserError(f"{path} cannot be read as an agent: {problem}.") from problem
-        if not steps_kept(Path(work)):
+    with unpacked(path) as folder:
+        if not steps_kept(folder):
             raise UserError(f"{path} holds no agent. Give a file or folder that save() wrote, or the folder of a run.")
-        try:
-            yield Path(work)
-        except UserError as problem:  # nobody knows the folder in which it was unpacked
-            raise UserError(str(problem).replace(work, str(path))) from problem
+        yield folder
 
 
 def _is_one_file(path: Path) -> bool:
