@@ -56,6 +56,9 @@ def test_help_is_running_text_that_fits_the_terminal(capsys, monkeypatch):
     text = " ".join("".join(lines).replace("│", " ").split())
     assert "module:function that makes the environment, if the run was trained on one; or another environment" in text
     assert filled("a b") == "a b"
+    with pytest.raises(SystemExit):
+        parse(Train, "train", "", ["--help"])
+    assert "being HalfCheetah, Hopper" in capsys.readouterr().out  # the source has a line's end between the two
 
 
 @pytest.mark.parametrize(
