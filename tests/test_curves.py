@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from doublehorizon.analysis.curves import compare, find_curves, read_curves, scores, task_of
+from doublehorizon.analysis.curves import compare, find_curves, normalized_scores, read_curves, scores, task_of
 from doublehorizon.analysis.figures import plot
 from doublehorizon.errors import UserError
 
@@ -35,12 +35,15 @@ def test_what_two_runs_have_in_common_is_compared(tmp_path, capsys):
     a, b, c = (str(tmp_path / f"{name}.csv") for name in "abc")
     assert cli._status(["compare", b, a]) == 0
     said = capsys.readouterr().out
-    assert "evaluations at 10, 30;" in said and "difference 50.0" in said and f"{b} is above, beyond chance" in said
+    assert "mean return at 10, 30;" in said and "difference 50.0" in said and f"{b} is above, beyond chance" in said
     assert cli._status(["compare", a, b]) == 0 and f"{a} is below, beyond chance" in capsys.readouterr().out
     assert cli._status(["compare", a, "--reference", a]) == 0
     assert "this run is neither above nor below beyond chance" in capsys.readouterr().out
     assert cli._status(["compare", a, c]) == 2
-    assert "the first at 0, 10, 20, 30, the second at 0, 7." in capsys.readouterr().err
+    assert "the first at 0, 10, 20, 30, the second at 0, 7. Name the steps that count" in capsys.readouterr().err
+    assert cli._status(["compare", b, a, "--steps", "20", "25"]) == 0  # b at 20 and a at 25 lie between two tests
+    said = capsys.readouterr().out
+    assert "at 20, 25, between two tests on the line that joins them;" in said and "difference 50.0" in said
 
 
 def test_a_run_that_misses_an_evaluation_is_named():
@@ -48,6 +51,25 @@ def test_a_run_that_misses_an_evaluation_is_named():
     del short["1"][20]
     with pytest.raises(UserError, match="seed 1 has no evaluation at step 20"):
         scores(short, (10, 20))
+
+
+def test_a_return_between_two_tests_is_on_the_line_that_joins_them():
+    tested = {"0": {0: 0.0, 20: 10.0, 30: 40.0}}
+    assert scores(tested, (5, 20, 29)) == [(2.5 + 10.0 + 37.0) / 3]
+    with pytest.raises(UserError, match="no evaluation at step 31"):
+        scores(tested, (31,))
+
+
+def test_methods_that_were_tested_at_other_steps_are_scored_where_all_have_come_to():
+    ours = {"0": {0: 0.0, 10: 2.0, 20: 4.0}, "1": {0: 0.0, 10: 4.0, 20: 8.0}}
+    theirs = {"0": {0: 0.0, 9: 9.0, 15: 15.0}}  # its last test is at 15, where ours have 3 and 6
+    found, units = normalized_scores({"a": {"x": ours, "y": theirs}, "b": {"x": ours, "y": theirs}}, ["x", "y"], "y")
+    assert units == {"a": 15.0, "b": 15.0}
+    np.testing.assert_allclose(found["x"]["a"], [0.2, 0.4])
+    found, _ = normalized_scores({"a": {"x": ours}, "b": {"x": ours}}, ["x"], "x", until=12)
+    np.testing.assert_allclose(found["x"]["b"], [2 / 3, 4 / 3])  # by their tests at 10
+    untrained = {"0": {0: 1.0}}
+    assert normalized_scores({"a": {"x": untrained}, "b": {"x": ours}}, ["x"], "x") == ({}, {})
 
 
 def test_files_are_read_by_column_name_and_a_seed_may_have_run_twice(tmp_path):

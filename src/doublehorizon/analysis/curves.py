@@ -19,9 +19,11 @@ Curves = dict[str, dict[int, float]]
 
 @dataclass(frozen=True)
 class Comparison:
-    """Scores of two sets of runs, and the Welch interval of the difference of their means."""
+    """Scores of two sets of runs, and the Welch interval of the difference of their means. It is `interpolated` if not
+    every run was tested at each of the steps."""
 
     steps: tuple[int, ...]
+    interpolated: bool
     ours: tuple[float, ...]
     theirs: tuple[float, ...]
     difference: float
@@ -88,27 +90,33 @@ def task_of(run: Path) -> str | None:
 
 
 def compare(ours: Curves, theirs: Curves, steps: tuple[int, ...]) -> Comparison:
-    """Each run scores its mean return over the evaluations at `steps`; the interval is Welch's, 95%."""
+    """Each run scores its mean return over `steps`; the interval is Welch's, 95%."""
     our_scores, their_scores = scores(ours, steps), scores(theirs, steps)
     if min(len(our_scores), len(their_scores)) < 2:
         raise UserError("a comparison needs at least two seeds on either side.")
+    interpolated = any(step not in curve for curve in (*ours.values(), *theirs.values()) for step in steps)
     test = stats.ttest_ind(our_scores, their_scores, equal_var=False)
     interval = test.confidence_interval(0.95)
     difference = float(np.mean(our_scores) - np.mean(their_scores))
-    return Comparison(
-        steps, tuple(our_scores), tuple(their_scores), difference, float(interval.low), float(interval.high)
-    )
+    bounds = float(interval.low), float(interval.high)
+    return Comparison(steps, interpolated, tuple(our_scores), tuple(their_scores), difference, *bounds)
 
 
 def scores(curves: Curves, steps: tuple[int, ...]) -> list[float]:
-    """One number per run. A run that misses one of the steps is an error, not a smaller mean."""
+    """One number per run. A run that ended before one of the steps is an error, not a smaller mean."""
     for name, curve in curves.items():
-        missing = [step for step in steps if step not in curve]
-        if missing:
+        beyond = [step for step in steps if not min(curve) <= step <= max(curve)]
+        if beyond:
             raise UserError(
-                f"seed {name} has no evaluation at step {missing[0]}; it has: {', '.join(map(str, sorted(curve)))}."
+                f"seed {name} has no evaluation at step {beyond[0]}; it has: {', '.join(map(str, sorted(curve)))}."
             )
-    return [float(np.mean([curve[step] for step in steps])) for curve in curves.values()]
+    return [float(np.mean([return_at(curve, step) for step in steps])) for curve in curves.values()]
+
+
+def return_at(curve: Mapping[int, float], step: int) -> float:
+    """A run's return at a step; between two tests, on the line that joins them: methods are tested at other steps."""
+    steps = sorted(curve)
+    return float(np.interp(step, steps, [curve[tested] for tested in steps]))
 
 
 def common_steps(curves: Curves, until: int | None = None) -> list[int]:
@@ -124,15 +132,17 @@ def common_steps(curves: Curves, until: int | None = None) -> list[int]:
 def normalized_scores(
     tasks: Mapping[str, Mapping[str, Curves]], labels: Sequence[str], unit: str, until: int | None = None
 ) -> tuple[dict[str, Scores], dict[str, float]]:
-    """Returns of the methods `labels`, which every task has, at the last step that all of them have, in units of the
-    mean of the method `unit`; and these units, by task. Nothing for a single task, or where one has no such step."""
+    """Returns of the methods `labels`, which every task has, at the last step that all of their runs come to, in units
+    of the mean of the method `unit`; and these units, by task. Nothing for a single task, or where a run has no test
+    after its start."""
     found: dict[str, Scores] = {label: {} for label in labels}
     units: dict[str, float] = {}
     for task, methods in tasks.items():
-        common = set.intersection(*(set(common_steps(methods[label], until)) for label in labels))
-        if not common or len(tasks) < 2:
+        runs = [curve for label in labels for curve in methods[label].values()]
+        step = min(max(tested for tested in curve if until is None or tested <= until) for curve in runs)
+        if step == 0 or len(tasks) < 2:
             return {}, {}
-        finals = {label: np.array([curve[max(common)] for curve in methods[label].values()]) for label in labels}
+        finals = {label: np.array(scores(methods[label], (step,))) for label in labels}
         units[task] = float(np.mean(finals[unit]))
         for label, values in finals.items():
             found[label][task] = values / units[task]

@@ -81,7 +81,7 @@ def draw_curves(
         axes.plot(at, mean, color=color, label=label + count)
         axes.fill_between(at, mean - half, mean + half, color=color, alpha=0.2, linewidth=0)
     axes.set(title=title, xlabel="minutes" if is_time else "simulator steps", ylabel="test return")
-    axes.legend(loc="upper left" if twins else "lower right", fontsize="x-small" if len(sets) > 5 else "small")
+    axes.legend(loc="best", fontsize="x-small" if len(sets) > 3 else "small", framealpha=0.6)
     axes.grid(alpha=0.3)
     if not is_time:
         axes.xaxis.set_major_formatter(lambda x, _: f"{x / 1000:g}k" if x >= 1000 else f"{x:g}")

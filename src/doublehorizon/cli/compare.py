@@ -36,7 +36,8 @@ class Compare:
     reference: PathIfGiven = None
     """What to compare with: a run folder, a CSV file, or a folder with a file <Task>.csv. Default: the second RUN."""
     steps: tuple[int, ...] = ()
-    """The evaluations that count. Default: all that both have, but for the one before the first step."""
+    """The steps that count. A return between two tests is taken from the line that joins them. Default: all steps at
+    which both were tested, but for the one before the first step."""
     plot: PathIfGiven = None
     """Draw both learning curves into this file (PNG, SVG or PDF)."""
     json: bool = False
@@ -82,7 +83,7 @@ def _steps_of_both(ours: Curves, theirs: Curves) -> tuple[int, ...]:
     if not steps:
         raise UserError(
             f"the two were tested at no step that both have: the first at {_some(common_steps(ours))}, the second at "
-            f"{_some(common_steps(theirs))}."
+            f"{_some(common_steps(theirs))}. Name the steps that count: --steps 10000 20000."
         )
     return tuple(steps)
 
@@ -92,7 +93,8 @@ def _some(steps: list[int]) -> str:
 
 
 def _words(result: Comparison, names: tuple[str, str]) -> str:
-    lines = [f"mean return over the evaluations at {_some(list(result.steps))}; ± is a standard deviation over seeds"]
+    between = ", between two tests on the line that joins them" if result.interpolated else ""
+    lines = [f"mean return at {_some(list(result.steps))}{between}; ± is a standard deviation over seeds"]
     width = max(map(len, names))
     for name, scores in zip(names, (result.ours, result.theirs), strict=True):
         each = " ".join(f"{score:.0f}" for score in sorted(scores))
