@@ -69,38 +69,60 @@ def test_a_score_is_the_mean_of_the_tests_after_step_0(tmp_path):
         tuning.score_of(tmp_path)
 
 
-def trial(monkeypatch, folder: Path, script: str, is_behind=lambda step, value: False):
-    """A trial whose process is a script, with what was heard of it."""
-    started = []
+def started(monkeypatch, folder: Path, script: str, is_behind=lambda step, value: False) -> tuple:
+    """A trial whose process is a script."""
+    processes = []
 
     def start(job, folder, log):
         folder.mkdir(parents=True)
-        started.append(subprocess.Popen([sys.executable, "-c", script], cwd=folder, stderr=log))
-        return started[0]
+        processes.append(subprocess.Popen([sys.executable, "-c", script], cwd=folder, stderr=log))
+        return processes[0]
 
     monkeypatch.setattr(tuning.work, "start", start)
-    told: list[int] = []
-    outcome = tuning.run_trial(Job("Pendulum-v1", "x", TINY, 80, 1), folder / "trial", is_behind, told.append)
-    return outcome, started[0].poll(), told
+    return tuning.RunningTrial(Job("Pendulum-v1", "x", TINY, 80, 1), folder / "trial", is_behind), processes[0]
+
+
+def writing(*tests: tuple[int, float]) -> str:
+    """A script that writes tests."""
+    rows = "".join(f"{step},0,{value},0\n" for step, value in tests)
+    return f"open('eval.csv', 'w').write({HEAD + rows!r})"
 
 
 def test_a_trial_is_done_stopped_early_or_failed(tmp_path, monkeypatch):
-    tests = HEAD + "0,0,-9,0\\n40,0,4,0\\n"
-    writing = f"open('eval.csv', 'w').write('{tests}'.replace(chr(92) + 'n', chr(10)))".replace("\n", "\\n")
     heard: list[tuple[int, float]] = []
 
     def never(step: int, value: float) -> bool:
         heard.append((step, value))
         return False
 
-    outcome, status, told = trial(monkeypatch, tmp_path / "a", f"{writing}; import time; time.sleep(1)", never)
-    assert (outcome.state, outcome.score, status) == ("done", 4.0, 0)
-    assert heard == [(40, 4.0)] and told[-1] == 40
-    waiting = f"{writing}; import time; time.sleep(100)"
-    outcome, status, _ = trial(monkeypatch, tmp_path / "b", waiting, lambda step, value: value < 5)
-    assert outcome.state == "stopped early" and outcome.score is None and status not in (None, 0)
-    outcome, *_ = trial(monkeypatch, tmp_path / "c", "raise SystemExit('the arm is stuck')")
+    slow = f"{writing((0, -9), (40, 4))}; import time; time.sleep(1)"
+    one, process = started(monkeypatch, tmp_path / "a", slow, never)
+    ((ended, outcome),) = tuning.finish([one])
+    assert ended is one and (outcome.state, outcome.score, process.poll()) == ("done", 4.0, 0)
+    assert heard == [(40, 4.0)] and one.step == 40
+    waiting = f"{writing((0, -9), (40, 4))}; import time; time.sleep(100)"
+    one, process = started(monkeypatch, tmp_path / "b", waiting, lambda step, value: value < 5)
+    ((_, outcome),) = tuning.finish([one])
+    assert outcome.state == "stopped early" and outcome.score is None and process.poll() not in (None, 0)
+    one, _ = started(monkeypatch, tmp_path / "c", "raise SystemExit('the arm is stuck')")
+    ((_, outcome),) = tuning.finish([one])
     assert (outcome.state, outcome.why) == ("failed", "the arm is stuck")
+
+
+def test_trials_run_side_by_side_more_may_come_and_none_is_left_running(tmp_path, monkeypatch):
+    forever = f"{writing((40, 1))}; import time; time.sleep(100)"
+    first, endless = started(monkeypatch, tmp_path / "a", forever)
+    second, _ = started(monkeypatch, tmp_path / "b", writing((40, 2)))
+    trials = [first, second]
+    ends = tuning.finish(trials)
+    one, outcome = next(ends)
+    assert one is second and outcome.score == 2.0 and trials == [first]
+    third, _ = started(monkeypatch, tmp_path / "c", writing((40, 3)))
+    trials.append(third)
+    assert next(ends)[0] is third and endless.poll() is None
+    with pytest.raises(KeyboardInterrupt):
+        ends.throw(KeyboardInterrupt)
+    assert endless.poll() not in (None, 0)
 
 
 def test_a_study_goes_on_where_it_was(tmp_path):
@@ -127,5 +149,5 @@ def test_a_search_finds_confirms_and_goes_on(tmp_path, monkeypatch, capsys):
         assert best == TINY and found["confirmed"] is None
     assert _status([*words, "--trials", "3", *space]) == 0  # one more
     out, err = capsys.readouterr()
-    assert "3 trials" in out and "trial 3 of 3" in err and "trial 2 of 3" not in err
+    assert "3 trials" in out and "trial 3 of 3: score" in err and "trial 2 of 3" not in err
     assert "doublehorizon train Pendulum-v1 --config" in out

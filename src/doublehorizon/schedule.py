@@ -2,8 +2,12 @@
 value looks ahead."""
 
 import math
+from typing import Any
 
 from doublehorizon.config import Config, steps_multiple
+
+Number = Any
+"""A float or, inside a program that takes it as an argument, what stands for one there."""
 
 _FEWEST_COUNTED, _MOST_COUNTED = 20.0, 200.0  # steps that a value counts: discounts of 0.95 and, as the paper's, 0.995
 
@@ -44,7 +48,7 @@ def first_effort(config: Config, time_limit: int) -> float:
     return config.fit.first_effort or float(max(1, seed_iterations(config, time_limit)))
 
 
-def discount(config: Config, episode_steps: int | None) -> float:
+def discount(config: Config, episode_steps: int | None) -> Number:
     """How much a reward one step later is worth. What comes after an episode is cut off is never earned: a value that
     looks further than that may find it cheaper to end an episode than to get better at it."""
     if config.policy.discount is not None:
@@ -53,7 +57,7 @@ def discount(config: Config, episode_steps: int | None) -> float:
     return 1.0 - 1.0 / min(max(counted, _FEWEST_COUNTED), _MOST_COUNTED)
 
 
-def rollout_noise(config: Config, can_end: bool) -> float:
+def rollout_noise(config: Config, can_end: bool) -> Number:
     """Factor on the noise of imagined states."""
     noise = config.model.rollout_noise
     return float(can_end) if noise is None else noise

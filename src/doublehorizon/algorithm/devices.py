@@ -15,6 +15,8 @@ import jax
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as Spec
 
+from doublehorizon.algorithm.numbers import SplitConfig, split_config
+from doublehorizon.config import Config
 from doublehorizon.errors import UserError
 
 Devices = list[Any]
@@ -78,8 +80,8 @@ def fetch(tree: Any) -> Any:
 
 
 class Program:
-    """A function of records, compiled: arrays are traced and everything else is static. It can be compiled before it
-    is called, in another thread."""
+    """A function of records, compiled: arrays and the numbers of a config are traced, everything else is static. It can
+    be compiled before it is called, in another thread."""
 
     def __init__(self, function: Callable, donate: str):
         functools.update_wrapper(self, function)
@@ -87,14 +89,19 @@ class Program:
 
     @functools.cached_property
     def _jitted(self) -> Any:
-        return eqx.filter_jit(self._function, donate=self._donate, compiler_options=_known_options())  # type: ignore
+        @functools.wraps(self._function)
+        def of_split(*arguments: Any) -> Any:
+            return self._function(*(x.whole() if isinstance(x, SplitConfig) else x for x in arguments))
+
+        return eqx.filter_jit(of_split, donate=self._donate, compiler_options=_known_options())  # type: ignore
 
     def __call__(self, *arguments: Any) -> Any:
-        return self._jitted(*arguments)
+        return self._jitted(*_split(arguments))
 
     def compiled(self, *arguments: Any) -> Callable:
         """The program for arguments like these; it starts sooner than a first call, and can't be given others."""
-        return self._jitted.lower(*arguments).compile()
+        compiled = self._jitted.lower(*_split(arguments)).compile()
+        return lambda *arguments: compiled(*_split(arguments))
 
     def in_background(self, devices: Devices, *arguments: Any) -> "Background":
         """The same in a thread of its own, for these devices."""
@@ -104,6 +111,10 @@ class Program:
                 return self.compiled(*arguments)
 
         return Background(work)
+
+
+def _split(arguments: tuple) -> tuple:
+    return tuple(split_config(x) if isinstance(x, Config) else x for x in arguments)
 
 
 def program(donate: str) -> Callable[[Callable], Program]:

@@ -11,6 +11,7 @@ from doublehorizon.algorithm.kernels import on_gpu
 from doublehorizon.algorithm.networks import Actor, mean_and_std, sample_action
 from doublehorizon.algorithm.types import Rollout, Task, Transition
 from doublehorizon.algorithm.world_model import StepNoise, WorldModel, imagine_end, imagine_step
+from doublehorizon.schedule import Number
 
 
 class RolloutNoise(eqx.Module):
@@ -22,7 +23,7 @@ class RolloutNoise(eqx.Module):
     """Uniform numbers that decide where episodes end, if that is learnt."""
 
 
-def draw_noise(task: Task, horizon: int, batch_size: int, key: PRNGKeyArray, state_scale: float = 1.0) -> RolloutNoise:
+def draw_noise(task: Task, horizon: int, batch_size: int, key: PRNGKeyArray, state_scale: Number = 1.0) -> RolloutNoise:
     """For `horizon` steps and the action in the last state. The noise of states is multiplied by `state_scale`. The key
     is consumed."""
     key_act, key_state, key_assignment, key_ends = jr.split(key, 4)

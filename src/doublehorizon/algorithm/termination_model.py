@@ -19,6 +19,7 @@ from doublehorizon.algorithm.normalizer import Normalizer
 from doublehorizon.algorithm.replay_buffer import ReplayBuffer
 from doublehorizon.algorithm.types import Budget
 from doublehorizon.config import TerminatorConfig
+from doublehorizon.schedule import Number
 
 _CHECKED_ROWS = 16_384  # held-out rows, at most, on which precision and recall are counted
 
@@ -104,7 +105,7 @@ def fit_termination_model(
     return fitted, _precision_and_recall(fitted, normalizer, replay, num_rows)
 
 
-def _shrink_input_weights(members: TerminationClassifier, by: float) -> TerminationClassifier:
+def _shrink_input_weights(members: TerminationClassifier, by: Number) -> TerminationClassifier:
     """Soft thresholding (an L1 penalty): weights of the inputs move towards 0, and stay there until their gradient is
     the stronger."""
     weight = members.mlp.layers[0].weight

@@ -25,6 +25,7 @@ from doublehorizon.algorithm.types import Rollout, Task
 from doublehorizon.algorithm.values import expand_q, expand_value, update_bounds
 from doublehorizon.algorithm.world_model import WorldModel
 from doublehorizon.config import Config
+from doublehorizon.schedule import Number
 
 Metrics = dict[str, Float[Array, "*seed"]]
 """Figures by name, the same names every time."""
@@ -38,12 +39,12 @@ class UpdateContext(eqx.Module):
     world: WorldModel
 
     @property
-    def discount(self) -> float:
+    def discount(self) -> Number:
         """How much a reward one step later is worth."""
         return schedule.discount(self.config, self.task.episode_steps)
 
     @property
-    def rollout_noise(self) -> float:
+    def rollout_noise(self) -> Number:
         """Factor on the noise of imagined states."""
         return schedule.rollout_noise(self.config, self.task.can_end)
 

@@ -8,6 +8,7 @@ from jaxtyping import Array, Bool, Float
 from doublehorizon.algorithm.end_rewards import EndRewards
 from doublehorizon.algorithm.types import Rollout
 from doublehorizon.config import CriticConfig
+from doublehorizon.schedule import Number
 
 
 class Bounds(eqx.Module):
@@ -42,7 +43,7 @@ def unknown_bounds() -> Bounds:
 
 def update_bounds(
     config: CriticConfig,
-    discount: float,
+    discount: Number,
     can_end: bool,
     bounds: Bounds,
     rollout: Rollout,
@@ -82,7 +83,7 @@ def quantile(x: Float[Array, " n"], counted: Bool[Array, " n"], q: float) -> Flo
 
 
 def expand_value(
-    rollout: Rollout, last_q: Float[Array, " batch"], temperature: Float[Array, ""], discount: float
+    rollout: Rollout, last_q: Float[Array, " batch"], temperature: Float[Array, ""], discount: Number
 ) -> Float[Array, " batch"]:
     """Eq. 7, value of the first state: discounted soft rewards along the rollout, then the critics' value `last_q` of
     the last state and action. Steps after a termination count nothing."""
@@ -94,7 +95,7 @@ def expand_value(
 
 
 def expand_q(
-    rollout: Rollout, last_q: Float[Array, " batch"], temperature: Float[Array, ""], discount: float
+    rollout: Rollout, last_q: Float[Array, " batch"], temperature: Float[Array, ""], discount: Number
 ) -> Float[Array, " batch"]:
     """Eq. 9, value of the first state and action: Eq. 7 without the entropy bonus of that action."""
     return expand_value(rollout, last_q, temperature, discount) + temperature * rollout.log_prob[0]

@@ -2,7 +2,7 @@
 
 import json
 import time
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -20,9 +20,10 @@ from doublehorizon.experiments.tuning import (
     DEFAULT_SPACE,
     Dimension,
     Outcome,
+    RunningTrial,
     dimension,
+    finish,
     open_study,
-    run_trial,
     score_of,
 )
 from doublehorizon.presets import preset
@@ -40,7 +41,8 @@ examples:
   doublehorizon train Pendulum-v1 --config tuning/Pendulum-v1/best.json
 
 The score of a trial is the mean of its tests after step 0. A search that was stopped goes on when the same command is
-given again. Without --space it looks for:
+given again. Trials run side by side (--parallel); learning rates, discount and entropy target need no new compilation,
+horizons do. Without --space it looks for:
 {_SPACE}"""
 
 
@@ -58,6 +60,8 @@ class Tune:
     """Seeds of each trial, side by side."""
     seed: int = 0
     """The first seed, and that of the search."""
+    parallel: int = 2
+    """Trials that run side by side, each a process of its own on the same device."""
     confirm_seeds: int = 5
     """Fresh seeds with which the best and the preset are compared in the end. Fewer than 2: no comparison."""
     preset: Literal["dhmbpo", "paper", "light", "quick"] = "quick"
@@ -79,7 +83,7 @@ class Tune:
 def run(arguments: list[str]) -> int:
     """Parses, searches, and says what was found."""
     options = parse(Tune, "tune", _EXAMPLES, arguments)
-    require_positive(options, "trials", "steps", "seeds", "evaluate_every")
+    require_positive(options, "trials", "steps", "seeds", "evaluate_every", "parallel")
     base = changed(preset(options.preset), {"loop.evaluate_every": options.evaluate_every})
     space = [dimension(text, base) for text in options.space]
     root = options.out or Path("tuning") / options.env.replace("/", "-").replace(":", "-")
@@ -97,27 +101,25 @@ def run(arguments: list[str]) -> int:
 
 
 class _Search:
-    """Trials one after another, in folders under `root`."""
+    """Trials side by side, in folders under `root`."""
 
     def __init__(self, options: Tune, base: Config, space: list[Dimension], root: Path):
         self.options, self.base, self.space, self.root = options, base, space, root
         self.study = open_study(root, trials_before_pruning=4, seed=options.seed)
         self.console = Console(stderr=True, emoji=False)
+        self.running: list[RunningTrial] = []
+        self.trials: dict[RunningTrial, tuple[str, Any, dict[str, Any]]] = {}
+        self.begun, self.before, self.asked = 0.0, 0, 0
 
     def config(self, values: dict[str, Any]) -> Config:
         """The preset with a trial's values."""
         return changed(self.base, values)
 
     def baseline(self) -> float:
-        """The preset's score with the seeds of the trials."""
-        job, folder = self._job("preset", self.base, self.options.seeds, self.options.seed), self.root / "preset"
-        if not is_done(job, folder):
-            with self._status("the preset"):
-                outcome = run_trial(job, folder, lambda *_: False, lambda _: None)
-            if outcome.state != "done":
-                raise RunError(f"the preset's own values failed: {outcome.why}")
-        self._say(f"the preset: score {score_of(folder):.5g}")
-        return score_of(folder)
+        """The preset's score with the seeds of the trials. It runs alone: trials find compiled what it compiles."""
+        job = self._job("preset", self.base, self.options.seeds, self.options.seed)
+        (score,) = self._scores("the preset", {"the preset": (job, self.root / "preset")})
+        return score
 
     def finished(self) -> list[Any]:
         """Trials that are over, whatever came of them."""
@@ -125,39 +127,58 @@ class _Search:
 
     def run(self) -> None:
         """Tries until there are as many trials as asked for."""
-        begun, before = time.monotonic(), len(self.finished())
-        while (done := len(self.finished())) < self.options.trials:
-            left = (
-                (time.monotonic() - begun) / (done - before) * (self.options.trials - done) if done > before else None
-            )
-            self._try(done, "" if left is None else f", about {clock(left)} left")
+        self.begun, self.before = time.monotonic(), len(self.finished())
+        self.asked = self.before
+        self._fill()
+        with self._status("trials") as status, closing(finish(self.running, lambda: self._show(status))) as ends:
+            for process, outcome in ends:
+                self._tell(*self.trials.pop(process), outcome)
+                self._fill()
 
-    def _try(self, done: int, left: str) -> None:
+    def _fill(self) -> None:
+        """Starts trials while there is room for them."""
+        while self.asked < self.options.trials and len(self.running) < self.options.parallel:
+            self.asked += 1
+            trial = self.study.ask()
+            values = {one.name: one.suggest(trial) for one in self.space}
+            name = f"trial {self.asked} of {self.options.trials}"
+            try:
+                process = self._start(trial, values)
+            except UserError as problem:  # values that do not go together
+                self._tell(name, trial, values, Outcome("failed", why=str(problem)))
+            else:
+                self.running.append(process)
+                self.trials[process] = (name, trial, values)
+
+    def _start(self, trial: Any, values: dict[str, Any]) -> RunningTrial:
+        def is_behind(step: int, value: float) -> bool:
+            trial.report(value, step)
+            return trial.should_prune()
+
+        job = self._job("trial", self.config(values), self.options.seeds, self.options.seed)
+        return RunningTrial(job, self.root / "trials" / str(trial.number), is_behind)
+
+    def _show(self, status: Any) -> None:
+        if status is not None:
+            each = (f"{self.trials[one][0]}: step {one.step:,} of {one.job.steps:,}" for one in self.running)
+            status.update("; ".join(each) + self._left())
+
+    def _tell(self, name: str, trial: Any, values: dict[str, Any], outcome: Outcome) -> None:
+        """What came of a trial, to the study and to whoever watches."""
         from optuna.trial import TrialState
 
-        trial = self.study.ask()
-        values = {one.name: one.suggest(trial) for one in self.space}
-        where = f"trial {done + 1} of {self.options.trials}"
-        try:
-            job = self._job("trial", self.config(values), self.options.seeds, self.options.seed)
-        except UserError as problem:  # values that do not go together
-            outcome = Outcome("failed", why=str(problem))
-        else:
-            with self._status(f"{where}{left}") as status:
-
-                def tell(step: int) -> None:
-                    if status is not None:
-                        status.update(f"{where}: step {step:,} of {job.steps:,}{left}")
-
-                def is_behind(step: int, value: float) -> bool:
-                    trial.report(value, step)
-                    return trial.should_prune()
-
-                outcome = run_trial(job, self.root / "trials" / str(trial.number), is_behind, tell)
         ends = {"done": TrialState.COMPLETE, "stopped early": TrialState.PRUNED, "failed": TrialState.FAIL}
         self.study.tell(trial, outcome.score, state=ends[outcome.state])
         told = outcome.why or outcome.state if outcome.score is None else f"score {outcome.score:.5g}"
-        self._say(f"{where}: {told}  {_written(values)}{left}")
+        self._say(f"{name}: {told}  {_written(values)}{self._left()}")
+
+    def _left(self) -> str:
+        """How long the rest of the trials will take, if some are over."""
+        done = len(self.finished())
+        if done == self.before:
+            return ""
+        each = (time.monotonic() - self.begun) / (done - self.before)
+        return f", about {clock(each * (self.options.trials - done))} left"
 
     def best(self, baseline: float) -> Any:
         """The trial with the best score; None where none is better than the preset."""
@@ -168,21 +189,29 @@ class _Search:
         """Difference of the best and the preset with fresh seeds, and its interval."""
         from doublehorizon.analysis.curves import common_steps, compare, read_curves
 
-        first, found = self.options.seed + 1000, []
-        for name, config in (("preset", self.base), ("best", self.config(best.params))):
-            job = self._job(name, config, self.options.confirm_seeds, first)
-            folder = self.root / f"confirm-{best.number}" / name
-            if not is_done(job, folder):
-                with self._status(f"{name}: {self.options.confirm_seeds} fresh seeds"):
-                    outcome = run_trial(job, folder, lambda *_: False, lambda _: None)
-                if outcome.state != "done":
-                    raise RunError(f"the comparison with fresh seeds failed: {outcome.why}")
-            self._say(f"{name}, {self.options.confirm_seeds} fresh seeds: score {score_of(folder):.5g}")
-            found.append(read_curves(folder / "eval.csv"))
-        preset_curves, best_curves = found
+        folder, first = self.root / f"confirm-{best.number}", self.options.seed + 1000
+        fresh = f"{self.options.confirm_seeds} fresh seeds"
+        runs = {
+            f"{name}, {fresh}": (self._job(name, config, self.options.confirm_seeds, first), folder / name)
+            for name, config in (("preset", self.base), ("best", self.config(best.params)))
+        }
+        self._scores(f"the preset and the best with {fresh}", runs)
+        preset_curves, best_curves = (read_curves(folder / name / "eval.csv") for name in ("preset", "best"))
         steps = tuple(step for step in common_steps(best_curves) if step > 0)
         result = compare(best_curves, preset_curves, steps)
         return result.difference, result.low, result.high
+
+    def _scores(self, words: str, runs: dict[str, tuple[Job, Path]]) -> list[float]:
+        """Scores of runs by name, made side by side where they are not there yet."""
+        waiting = [RunningTrial(job, folder) for job, folder in runs.values() if not is_done(job, folder)]
+        with self._status(words), closing(finish(waiting)) as ends:
+            for _, outcome in ends:
+                if outcome.state != "done":
+                    raise RunError(f"{words}: {outcome.why}")
+        found = [score_of(folder) for _, folder in runs.values()]
+        for name, score in zip(runs, found, strict=True):
+            self._say(f"{name}: score {score:.5g}")
+        return found
 
     def _job(self, name: str, config: Config, seeds: int, seed: int) -> Job:
         return Job(self.options.env, name, config, self.options.steps, seeds, seed, self.options.device)

@@ -3,7 +3,7 @@ they fall behind. A trial's score is the mean of its tests, so that whoever lear
 
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -99,33 +99,59 @@ class Outcome:
     why: str = ""
 
 
-def run_trial(job: Job, folder: Path, is_behind: Callable[[int, float], bool], tell: Callable[[int], None]) -> Outcome:
-    """Runs a job in a process of its own. `is_behind` hears of each test, and says whether to stop; `tell` hears how
-    far it is."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    heard: set[int] = set()
-    with tempfile.TemporaryFile() as log:
-        process = work.start(job, folder, log)
-        try:
-            while process.poll() is None:
-                time.sleep(0.2)
-                tests = tests_of(folder)
-                tell(max((step for step, _ in tests), default=0))
-                for step, value in tests:
-                    if step not in heard and step < job.steps and is_behind(step, value):
-                        stop(process)
-                        return Outcome("stopped early")
-                    heard.add(step)
-        except BaseException:
-            stop(process)
-            raise
-        if process.returncode != 0:
-            return Outcome("failed", why=work.last_line(log))
-    return Outcome("done", score_of(folder))
+class RunningTrial:
+    """A job in a process of its own, whose tests are listened to. `is_behind` hears of each, and says whether to stop;
+    `step` is that of the last."""
+
+    def __init__(self, job: Job, folder: Path, is_behind: Callable[[int, float], bool] = lambda step, value: False):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        self.job, self.folder, self.step = job, folder, 0
+        self._is_behind, self._log = is_behind, tempfile.TemporaryFile()  # noqa: SIM115 (as long as the process)
+        self._process = work.start(job, folder, self._log)
+
+    def outcome(self) -> Outcome | None:
+        """How it ended; None while it goes on."""
+        status = self._process.poll()
+        for step, value in tests_of(self.folder) if status is None else ():
+            if step > self.step and step < self.job.steps and self._is_behind(step, value):
+                self.stop()
+                return Outcome("stopped early")
+            self.step = max(self.step, step)
+        if status is None:
+            return None
+        with self._log:
+            return (
+                Outcome("failed", why=work.last_line(self._log)) if status else Outcome("done", score_of(self.folder))
+            )
+
+    def stop(self) -> None:
+        """It saves what it has."""
+        with self._log:
+            stop(self._process)
+
+
+def finish(
+    trials: list[RunningTrial], watch: Callable[[], None] = lambda: None
+) -> Generator[tuple[RunningTrial, Outcome], None, None]:
+    """Each of the trials as it ends; more may be added to the list meanwhile. `watch` is called now and then. Whatever
+    happens, none is left running."""
+    try:
+        while trials:
+            time.sleep(0.2)
+            watch()
+            for trial in list(trials):
+                outcome = trial.outcome()
+                if outcome is not None:
+                    trials.remove(trial)
+                    yield trial, outcome
+    finally:
+        for trial in trials:
+            trial.stop()
 
 
 def open_study(folder: Path, trials_before_pruning: int, seed: int) -> Any:
-    """Optuna's study in a folder: a search that was stopped goes on when it is opened again."""
+    """Optuna's study in a folder: a search that was stopped goes on when it is opened again. Trials that still run
+    count as bad ones, so that those beside them look elsewhere."""
     try:
         import optuna
         from optuna.storages.journal import JournalFileBackend
@@ -139,6 +165,6 @@ def open_study(folder: Path, trials_before_pruning: int, seed: int) -> Any:
         storage=storage,
         load_if_exists=True,
         direction="maximize",
-        sampler=optuna.samplers.TPESampler(seed=seed, n_startup_trials=6),
+        sampler=optuna.samplers.TPESampler(seed=seed, n_startup_trials=6, constant_liar=True),
         pruner=optuna.pruners.MedianPruner(n_startup_trials=trials_before_pruning),
     )
