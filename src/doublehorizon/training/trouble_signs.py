@@ -39,7 +39,7 @@ def _in_figures(seeds: Sequence[int], updates: int, metrics: SeedMetrics) -> Ite
         yield (
             "model",
             f"the model predicts hardly better than the mean ({_named(seeds, poor)}: error {error.max():.2f} of the "
-            "spread). Try --model.noise state, longer fits (--fit.base-epochs), or more random steps "
+            "spread). Try --model.noise state, longer fits (--fit.batches-per-step 3), or more random steps "
             "(--loop.seed-iterations)",
         )
     width, spread = metrics["train/q_high"] - metrics["train/q_low"], metrics["train/q_target_std"]
