@@ -32,9 +32,13 @@ def check_fields(record: Any, prefix: str = "") -> None:
     annotation asks for."""
     for name, hint in get_type_hints(type(record), include_extras=True).items():
         value = getattr(record, name)
+        if hasattr(value, "dtype") and hasattr(value, "item") and getattr(value, "ndim", 1) == 0:
+            value = value.item()  # NumPy's numbers are not JSON's
+            object.__setattr__(record, name, value)
         if dataclasses.is_dataclass(hint):
             if not isinstance(value, hint):  # type: ignore[arg-type]
-                raise UserError(f"{prefix}{name} is {value!r}, but it must be a {hint.__name__}.")  # type: ignore
+                wanted = f"a {hint.__name__}: change its values with config.with_({name}__...=...)"  # type: ignore
+                raise UserError(f"{prefix}{name} is {value!r}, but it must be {wanted}.")
             check_fields(value, f"{prefix}{name}.")
             continue
         needed = _needed(hint, value)

@@ -18,7 +18,7 @@ def to_json(config: Config) -> dict[str, Any]:
 
 def from_json(values: dict[str, Any]) -> Config:
     """The inverse of `to_json`; unknown or ill-typed entries are a `UserError`."""
-    return _record(Config, values, "config")
+    return _record(Config, values, "config", Config())
 
 
 _BEFORE = {
@@ -41,15 +41,20 @@ def from_run(values: dict[str, Any]) -> Config:
     return changed(config, {"loop.seed_iterations": max(5, 1000 // steps)})  # what None meant before little fits
 
 
-def read_config(path: Path) -> Config:
-    """The config in a run's `config.json`, or in a file that holds nothing else; what is left out is the default's."""
+def read_config(path: Path, base: Config | None = None) -> Config:
+    """The config in a run's `config.json`, or in a file that holds nothing else; what that leaves out is as in `base`,
+    or the default's."""
     try:
         values = json.loads(path.read_text())
     except (OSError, ValueError) as problem:
         raise UserError(f"{path} cannot be read as a config: {problem}") from None
     if not isinstance(values, dict):
         raise UserError(f"{path} holds no config, but {type(values).__name__}. config.json of a run is one.")
-    return from_run(values["config"]) if isinstance(values.get("config"), dict) else from_json(values)
+    if not isinstance(values.get("config"), dict):
+        return _record(Config, values, str(path), base or Config())
+    if base is not None:
+        raise UserError(f"{path} holds all numbers of a run, so there is nothing left for --preset: leave it out.")
+    return from_run(values["config"])
 
 
 def written_value(text: str) -> Any:
@@ -66,22 +71,24 @@ def changed(config: Config, values: Mapping[str, Any]) -> Config:
     return config.with_(**{name.replace(".", "__"): value for name, value in values.items()})
 
 
-def _record(kind: type, values: Any, path: str) -> Any:
+def _record(kind: type, values: Any, path: str, base: Any) -> Any:
+    """`base`, a record of that kind, with other values."""
     if not isinstance(values, dict):
         raise UserError(f"{path} is {values!r}, but it must be a group of named values.")
     hints = get_type_hints(kind)
     unknown = set(values) - set(hints)
     if unknown:
         raise UserError(f"{path} has no field {sorted(unknown)[0]!r}. Its fields are: {', '.join(hints)}.")
-    return kind(**{name: _value(hints[name], value, f"{path}.{name}") for name, value in values.items()})
+    found = {name: _value(hints[name], v, f"{path}.{name}", getattr(base, name)) for name, v in values.items()}
+    return dataclasses.replace(base, **found)
 
 
-def _value(hint: Any, value: Any, path: str) -> Any:
+def _value(hint: Any, value: Any, path: str, base: Any) -> Any:
     """A value of JSON as the field's own type, where JSON has none of its own. `Config` itself checks the rest."""
     if dataclasses.is_dataclass(hint):
-        return _record(hint, value, path)  # type: ignore[arg-type]
+        return _record(hint, value, path, base)  # type: ignore[arg-type]
     options = [option for option in get_args(hint) if option is not type(None)] or [hint]
     if any(get_origin(option) is tuple for option in (hint, *options)) and isinstance(value, list):
-        return tuple(_value(float, number, path) for number in value)
+        return tuple(_value(float, number, path, base) for number in value)
     is_number = isinstance(value, int) and not isinstance(value, bool)
     return float(value) if float in options and is_number else value

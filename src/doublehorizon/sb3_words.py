@@ -4,9 +4,11 @@ import inspect
 from collections.abc import Callable
 from functools import wraps
 from numbers import Integral
+from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from doublehorizon.config import Config
+from doublehorizon.config_json import read_config
 from doublehorizon.errors import UserError, unknown
 from doublehorizon.presets import preset
 
@@ -85,15 +87,17 @@ def require_whole(**values: Any) -> None:
             raise UserError(f"{name} is {value!r}, but a whole number is needed.")
 
 
-def as_config(given: Config | str | None) -> Config:
-    """A config, or the preset of that name; the default for None."""
+def as_config(given: Config | str | Path | None) -> Config:
+    """A config, the preset of that name, or the config in a file; the default for None."""
+    if isinstance(given, Path) or (isinstance(given, str) and given.endswith(".json")):
+        return read_config(Path(given))
     if isinstance(given, str):
         return preset(given)
     if given is None or isinstance(given, Config):
         return given or Config()
     raise UserError(
-        f"config is {type(given).__name__}, but dh.Config() or the name of a preset is needed; dh.Config().with_("
-        "policy__width=64) changes a value."
+        f"config is {type(given).__name__}, but dh.Config(), the name of a preset or a file's is needed; "
+        "dh.Config().with_(policy__width=64) changes a value."
     )
 
 

@@ -254,8 +254,14 @@ class EnvRunner:
             return self.first_actions(rng, self.simulator.spec.act_size, time)
         if isinstance(self.seed_policy, NumpyPolicy):
             return self.seed_policy.act(obs, rng.standard_normal(self.simulator.spec.act_size, np.float32))
-        seen = self.simulator.seen
-        chosen = self.seed_policy.predict(seen)[0] if hasattr(self.seed_policy, "predict") else self.seed_policy(seen)
+        seen, policy = self.simulator.seen, self.seed_policy
+        try:
+            chosen = policy.predict(seen)[0] if hasattr(policy, "predict") else policy(seen)
+        except Exception as problem:  # whatever a user's controller raises
+            at = traceback.extract_tb(problem.__traceback__)[-1]
+            raise UserError(
+                f"the seed policy raised {problem!r}, in {at.name} ({at.filename}:{at.lineno})"
+            ) from problem
         return self.simulator.to_unit(chosen)
 
     def _rng_seed(self, step: int) -> list[int]:

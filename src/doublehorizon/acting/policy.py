@@ -84,6 +84,8 @@ class NumpyPolicy:
         came, as Stable-Baselines3's callers expect."""
         del episode_start
         flat = self._vectors(obs) if self.layout is None else self.layout.flatten(obs)
+        if not np.isfinite(flat).all():
+            raise UserError(f"{self._first_wrong(flat)}, but this policy needs finite numbers.")
         noise = None
         if not deterministic:
             rng = np.random.default_rng() if rng is None else rng
@@ -104,6 +106,12 @@ class NumpyPolicy:
                 f"the observation has the shape {flat.shape}, but this policy needs (..., {self.obs_mean.size})."
             )
         return flat
+
+    def _first_wrong(self, flat: np.ndarray) -> str:
+        """Which number of an observation is not finite."""
+        *_, at = np.argwhere(~np.isfinite(flat))[0]
+        name = f"its number {at}" if self.layout is None else self.layout.names[at]
+        return f"the observation has {name} {flat[~np.isfinite(flat)][0]}"
 
     def save(self, path: str | Path) -> None:
         """Writes the policy to one file."""
@@ -141,6 +149,10 @@ def load_policy(path: str | Path) -> NumpyPolicy:
                 raise UserError(f"{path} is of the format {found!r}, but {_PLAIN!r} or {_WITH_LAYOUT!r} is needed.")
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
     except (OSError, SafetensorError) as problem:
+        if path.suffix in (".npz", ".onnx"):
+            raise UserError(
+                f"{path} was exported for use elsewhere. Give the run folder, or one of its policy/seed<k>.safetensors."
+            ) from problem
         raise UserError(f"{path} cannot be read as a policy: {problem}.") from problem
     expected, _, layout = rest.partition(":")
     if _digest(arrays, layout) != expected or (layout != "") != (found == _WITH_LAYOUT):

@@ -1,5 +1,6 @@
 """Transitions that were recorded before, for people who cannot start with random steps."""
 
+import math
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,19 +30,17 @@ _FEWEST = 100  # rows, of which every fifth is held out for validation
 
 def load_transitions(source: Source, spec: EnvSpec, group_size: int) -> Batch:
     """The source's transitions, flat and with actions in [-1, 1], as many as fill whole groups of `group_size`."""
-    name = source if isinstance(source, str | Path) else "data"
-    batch = _read(source)
-    batch = {key: np.asarray(value, np.float32) for key, value in batch.items()}
-    recorded = len(np.atleast_1d(batch["reward"]))
+    name = str(source) if isinstance(source, str | Path) else "data"
+    batch = {key: _as_rows(name, key, value, spec) for key, value in _read(source, spec).items()}
+    recorded = len(batch["obs"])
+    for key, value in batch.items():
+        if len(value) != recorded:
+            raise UserError(f"{name} has {len(value)} rows of {key}, but {recorded} of obs.")
     num_rows = recorded // group_size * group_size
     if num_rows < _FEWEST:
         raise UserError(f"{name} has {recorded} transitions, but at least {_FEWEST} are needed.")
-    sizes = {"obs": spec.obs_size, "act": spec.act_size, "next_obs": spec.obs_size}
+    batch = {key: value[:num_rows] for key, value in batch.items()}
     for key, value in batch.items():
-        shape = (recorded, sizes[key]) if key in sizes else (recorded,)
-        if value.shape[:1] != shape[:1] or value.size != np.prod(shape):
-            raise UserError(f"{name} has {key} of the shape {value.shape}, but {spec.name} needs {shape}.")
-        batch[key] = value = value.reshape(shape)[:num_rows]
         if not np.isfinite(value).all():
             row = int(np.argwhere(~np.isfinite(value.reshape(num_rows, -1)).all(axis=1))[0, 0])
             raise UserError(f"{name} has values of {key} that are not finite, the first in row {row}.")
@@ -57,7 +56,36 @@ def load_transitions(source: Source, spec: EnvSpec, group_size: int) -> Batch:
     return batch | {"act": np.clip(act, -1.0, 1.0)}
 
 
-def _read(source: Source) -> dict[str, Any]:
+def _as_rows(name: str, key: str, value: Any, spec: EnvSpec) -> np.ndarray:
+    """An array of transitions as float32 rows of the size that the environment has."""
+    if key in ("obs", "next_obs") and isinstance(value, Mapping | tuple) and spec.layout is not None:
+        value = spec.layout.flatten(value)
+    try:
+        rows = np.asarray(value, np.float32)
+    except (TypeError, ValueError) as problem:
+        kind = f"a {type(value).__name__}" if isinstance(value, Mapping) else "something else"
+        raise UserError(f"{name} has {kind} as {key}, but an array of numbers is needed.") from problem
+    count = rows.shape[0] if rows.ndim else 0
+    shape = (count, {"obs": spec.obs_size, "act": spec.act_size, "next_obs": spec.obs_size}.get(key, 1))
+    if rows.size != math.prod(shape) or not rows.ndim:
+        needed = shape if key in ("obs", "act", "next_obs") else shape[:1]
+        names = f": {', '.join(spec.obs_names)}" if spec.layout is not None and "obs" in key else ""
+        raise UserError(f"{name} has {key} of the shape {rows.shape}, but {spec.name} needs {needed}{names}.")
+    return rows.reshape(shape if key in ("obs", "act", "next_obs") else shape[:1])
+
+
+def longest_recorded_cut(batch: Batch) -> int:
+    """Steps of the longest recorded episode that was cut off: its last row did not end it, and the next row does not
+    begin where it stopped. 0 where none was, or where rows do not follow each other at all."""
+    follows = (batch["next_obs"][:-1] == batch["obs"][1:]).all(axis=1)
+    if follows.mean() < 0.5:  # in any order: nothing is known of their episodes
+        return 0
+    last = np.flatnonzero(~follows | (batch["terminated"][:-1] > 0))
+    lengths = np.diff(last, prepend=-1)
+    return int(np.max(lengths, initial=0, where=batch["terminated"][last] == 0))
+
+
+def _read(source: Source, spec: EnvSpec) -> dict[str, Any]:
     """Arrays by our names."""
     if isinstance(source, str) and source.startswith("minari:"):
         return _from_minari(source.removeprefix("minari:"))
@@ -66,9 +94,11 @@ def _read(source: Source) -> dict[str, Any]:
             with np.load(source, allow_pickle=False) as file:
                 found: Mapping[str, Any] = dict(file)
         except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as problem:
-            raise UserError(f"{source} cannot be read as an .npz file of transitions: {problem}.") from problem
+            why = problem.strerror if isinstance(problem, OSError) and problem.strerror else "it is none"
+            raise UserError(f"{source} cannot be read as an .npz file of transitions: {why}.") from problem
     else:
         found = source
+    found = _joined_entries(found, spec)
     batch = {}
     for ours, names in _NAMES.items():
         present = [name for name in names if name in found]
@@ -79,6 +109,18 @@ def _read(source: Source) -> dict[str, Any]:
             )
         batch[ours] = found[present[0]]
     return batch
+
+
+def _joined_entries(found: Mapping[str, Any], spec: EnvSpec) -> Mapping[str, Any]:
+    """Where a file has an array for each entry of the observation, `obs.temperature` and so on: these side by side."""
+    if spec.layout is None:
+        return found
+    joined = dict(found)
+    for key in ("obs", "next_obs"):
+        parts = [(entry, f"{key}.{entry.name}") for entry in spec.layout.entries]
+        if key not in found and all(name in found for _, name in parts):
+            joined[key] = np.concatenate([entry.flatten(found[name]) for entry, name in parts], axis=-1)
+    return joined
 
 
 def _from_minari(dataset_id: str) -> dict[str, Any]:

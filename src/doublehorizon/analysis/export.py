@@ -31,6 +31,8 @@ class Policy:
     def __call__(self, observation):
         a = self.arrays
         x = ({vector} - a["obs_mean"]) / a["obs_std"]
+        if not np.isfinite(x).all():
+            raise ValueError(f"the observation {{observation}} has numbers that are not finite")
         for i in range(self.num_layers):
             x = x @ a[f"layer{{i}}.weight"] + a[f"layer{{i}}.bias"]
             if i < self.num_layers - 1:

@@ -42,7 +42,9 @@ def save_figure(figure: Any, path: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=150)
-    except (OSError, ValueError) as problem:
+    except OSError as problem:
+        raise UserError(f"{path} cannot be written: {problem.strerror}.") from problem
+    except ValueError as problem:
         raise UserError(
             f"{path} cannot be written: {problem}. Name a file that ends in .png, .svg or .pdf."
         ) from problem

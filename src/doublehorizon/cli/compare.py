@@ -80,6 +80,8 @@ def _sides(options: Compare) -> tuple[tuple[Path, ...], Path]:
 
 def _steps_of_both(ours: Curves, theirs: Curves) -> tuple[int, ...]:
     steps = sorted(set(common_steps(ours)) & set(common_steps(theirs)) - {0})
+    if not steps and max(common_steps(ours)[-1], common_steps(theirs)[-1]) == 0:
+        raise UserError("both were tested before the first step alone: train them longer.")
     if not steps:
         raise UserError(
             f"the two were tested at no step that both have: the first at {_some(common_steps(ours))}, the second at "

@@ -10,6 +10,7 @@ from doublehorizon.acting.policy import load_policy
 from doublehorizon.analysis.export import export_policy
 from doublehorizon.cli.options import IntIfGiven
 from doublehorizon.cli.parsing import parse
+from doublehorizon.errors import UserError
 from doublehorizon.run.run_reader import read_run
 
 _EXAMPLES = """Writes a trained policy for machines that do not have this package.
@@ -42,7 +43,11 @@ def run(arguments: list[str]) -> int:
         policy = load_policy(options.run)
     else:
         policy = read_run(options.run).policies([options.seed])[options.seed]
-    for path in export_policy(policy, options.file):
+    try:
+        written = export_policy(policy, options.file)
+    except OSError as problem:
+        raise UserError(f"{options.file} cannot be written: {problem.strerror}.") from problem
+    for path in written:
         print(path)
     if policy.layout is not None:
         print(f"observation: {policy.layout}")

@@ -201,7 +201,8 @@ def _words(sets: Sets, until: int, scores: dict[str, Scores]) -> str:
     for task, methods in sets.items():
         for label, (curves, _) in methods.items():
             step, last = _last(curves, until)
-            lines.append(f"{task}  {label}: {last.value:.1f} [{last.low:.1f}, {last.high:.1f}] at {step}")
+            interval = f"[{last.low:.1f}, {last.high:.1f}]" if len(curves) > 1 else "(one seed)"
+            lines.append(f"{task}  {label}: {last.value:.1f} {interval} at {step}")
     for label, method in scores.items():
         found = "  ".join(f"{n} {v.value:.3f} [{v.low:.3f}, {v.high:.3f}]" for n, v in aggregate(method).items())
         lines.append(f"all tasks  {label}: {found}")

@@ -146,9 +146,9 @@ def config_named_in(arguments: list[str], default: str = "dhmbpo") -> Config:
     """Its values are the defaults that the parser then shows and overrides, so they are looked up first: those of a
     file or of a preset."""
     name, file = _value_of("--preset", arguments), _value_of("--config", arguments)
-    if name is not None and file is not None:
-        raise UserError("--preset and --config both say where the numbers start from. Give one of them.")
-    return preset(name or default) if file is None else read_config(Path(file))
+    if file is None:
+        return preset(name or default)
+    return read_config(Path(file), None if name is None else preset(name))
 
 
 def _value_of(option: str, arguments: list[str]) -> str | None:

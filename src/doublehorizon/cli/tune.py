@@ -1,8 +1,10 @@
 """`doublehorizon tune`."""
 
 import json
+import sys
 import time
-from contextlib import closing, nullcontext
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -27,7 +29,7 @@ from doublehorizon.experiments.tuning import (
     score_of,
 )
 from doublehorizon.presets import preset
-from doublehorizon.signals import stoppable
+from doublehorizon.signals import Stopped, stoppable
 from doublehorizon.training.live_view import clock
 
 _SPACE = "\n".join(f"  {text}" for text in DEFAULT_SPACE)
@@ -88,7 +90,7 @@ def run(arguments: list[str]) -> int:
     space = [dimension(text, base) for text in options.space]
     root = options.out or Path("tuning") / options.env.replace("/", "-").replace(":", "-")
     search = _Search(options, base, space, root)
-    with stoppable():
+    with stoppable(), _hint(root):
         baseline = search.baseline()
         search.run()
         best = search.best(baseline)
@@ -98,6 +100,16 @@ def run(arguments: list[str]) -> int:
         compared = search.confirm(best) if best is not None and options.confirm_seeds > 1 else None
     _report(search, baseline, best, compared)
     return 0
+
+
+@contextmanager
+def _hint(root: Path) -> Iterator[None]:
+    """A search that is stopped says how it goes on."""
+    try:
+        yield
+    except Stopped:
+        print(f"{root} keeps the trials that are over; the same command goes on with the others.", file=sys.stderr)
+        raise
 
 
 class _Search:

@@ -213,7 +213,7 @@ def time_limit_note(env: gym.Env, spec: EnvSpec, loop: LoopConfig) -> list[str]:
         return []
     return [
         f"note: {spec.name} says nothing of a time limit. Episodes that it does not end by itself are cut after "
-        f"{spec.time_limit} steps (--loop.time-limit, in Python LoopConfig(time_limit=...))."
+        f"{spec.time_limit} steps (--loop.time-limit, in Python config.with_(loop__time_limit=...))."
     ]
 
 

@@ -154,7 +154,8 @@ def _as_numbers(value: Any, path: Path) -> np.ndarray:
     except ValueError:  # rows of unequal length
         array = np.asarray(None)
     if array.dtype.kind not in "biuf":
-        raise UserError(f"{_the(path)} is {_kind(value)}, but this policy needs an array of numbers.")
+        given = "text" if array.dtype.kind in "US" else _kind(value)
+        raise UserError(f"{_the(path)} is {given}, but this policy needs an array of numbers.")
     return array
 
 

@@ -37,7 +37,12 @@ class PriorKnowledge:
 
 
 def require_fit(policy: Any, spec: EnvSpec) -> None:
-    """A saved policy must be one for such an environment."""
+    """What acts first must be able to; a saved policy must be one for such an environment."""
+    if policy is not None and not callable(policy) and not hasattr(policy, "predict"):
+        raise UserError(
+            f"seed_policy is {policy!r}, but a function from observation to action is needed, an object with predict, "
+            "or a policy file."
+        )
     if not isinstance(policy, NumpyPolicy):
         return
     has, needs = (policy.obs_mean.size, policy.act_size), (spec.obs_size, spec.act_size)

@@ -22,6 +22,16 @@ class Tracker(Protocol):
         ...
 
 
+def require_trackers(given: Any) -> None:
+    """What is no tracker is told at once."""
+    for one in given:
+        if not isinstance(one, Tracker):
+            raise UserError(
+                f"trackers has {one!r}, but dh.trackers.TensorBoard(folder), dh.trackers.WandB() or an object with "
+                "track and close is needed."
+            )
+
+
 def _finite(figures: Mapping[str, float | int]) -> dict[str, float | int]:
     """What there was nothing to count for is not a number, and is left out."""
     return {name: value for name, value in figures.items() if math.isfinite(value)}

@@ -79,13 +79,21 @@ class SaveBest(Callback):
     def __init__(self, path: str | Path):
         self.path = Path(path)
 
+    def on_start(self, progress: Progress) -> None:
+        beside = self.path.with_name(f"{self.path.name}.writable")
+        try:
+            beside.parent.mkdir(parents=True, exist_ok=True)
+            beside.touch()
+            beside.unlink()
+        except OSError as problem:
+            raise UserError(f"{self.path} cannot be written: {problem.strerror}.") from problem
+
     def on_evaluation(self, progress: Progress, evaluation: Evaluation) -> None:
         if evaluation.policies is None:
             return
         seed, best = max(evaluation.returns.items(), key=lambda pair: pair[1])
         before = [max(returns.values()) for step, returns in progress.returns.items() if step < evaluation.step]
         if best > max(before, default=-float("inf")) or not self.path.exists():
-            self.path.parent.mkdir(parents=True, exist_ok=True)
             evaluation.policies[progress.seeds.index(seed)].save(self.path)
 
 

@@ -162,7 +162,7 @@ def introduction(spec: EnvSpec, num_seeds: int, iteration_steps: int, total: int
     count = f"{len(devices)} x " if len(devices) > 1 else ""
     return (
         f"{spec.name}: {spec.obs_size} observations, {spec.act_size} actions; episodes end {ends}; {num_seeds} seed(s) "
-        f"to {total} steps, {iteration_steps} per iteration, on {count}{devices[0].device_kind}"
+        f"to {total} steps, whole iterations of {iteration_steps}, on {count}{devices[0].device_kind}"
     )
 
 

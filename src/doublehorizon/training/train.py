@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from doublehorizon.acting.env_runner import Batch
+from doublehorizon.acting.recorded_data import longest_recorded_cut
 from doublehorizon.acting.workers import WorkerPool
 from doublehorizon.algorithm import agent
 from doublehorizon.errors import RunError, UserError
@@ -105,7 +106,10 @@ def _learn_from_records(progress: Progress, clock: Clock, logs: RunLogs, view: V
     """Where what was recorded before is enough, the first policy comes from it alone: nothing random is done."""
     if progress.setup.first_fit > 0 or progress.policies is not None:
         return
-    ends = _check_termination(progress, prior_batch(progress), view)
+    recorded = prior_batch(progress)
+    ends = _check_termination(progress, recorded, view)
+    if not progress.spec.registered and progress.config.loop.time_limit is None:  # nobody says how long episodes are
+        _see_cuts(progress, longest_recorded_cut({name: rows[0] for name, rows in recorded.items()}), view)
     metrics = ends | learn(progress, clock, view)
     progress.update(seconds=clock.total())
     _log_progress(logs, progress, metrics, {"time/collect_seconds": 0.0, **clock.laps, **_elapsed(progress)})
