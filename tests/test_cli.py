@@ -75,7 +75,7 @@ def test_a_shell_completes_commands_options_and_paths(tmp_path):
         (["compare", "nowhere", "--reference", "nowhere"], "nowhere"),
         (["train", "Pendulum-v1", "--config"], "cannot be read as a config"),
         (["train", "Pendulum-v1", "--config", "nowhere.json"], "nowhere.json cannot be read as a config"),
-        (["train", "Pendulum-v1", "--config", "a.json", "--preset", "quick"], "Give one of them"),
+        (["train", "Pendulum-v1", "--config", "a.json", "--preset", "quick"], "a.json cannot be read as a config"),
     ],
 )
 def test_a_mistake_is_one_line_and_status_2(words, told, tmp_path):

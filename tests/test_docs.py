@@ -55,10 +55,11 @@ def desk(trained, tmp_path, monkeypatch) -> Path:
     named = ObsLayout((ObsEntry(("levels",), (2,)), ObsEntry(("wanted",), (1,))), (1,))
     policy = dataclasses.replace(dh.load_policy(trained), layout=named)
     policy.save(tmp_path / "runs" / "tanks" / "policy" / "seed0.safetensors")
-    published = ("gym/esvg", "dmc/esvg", "gym/sac", "roll/no-roll", "roll/no-t-roll")
+    methods = ("gym/esvg", "gym/macura", "gym/sac", "dmc/esvg", "dmc/tdmpc2_mpc", "dmc/dreamerv3", "dmc/sac")
+    published = (*methods, "roll/no-roll", "roll/no-t-roll")
     for name in ("FOLDER", "FOLDER_OR_CSV", *(f"PUBLISHED/{name}" for name in published)):
         (tmp_path / name).mkdir(parents=True)
-        for task in ("Pendulum-v1", "HalfCheetah", "Hopper", "Walker2d", "cartpole-swingup"):
+        for task in ("Pendulum-v1", "HalfCheetah", "Hopper", "Walker2d", "Ant", "cartpole-swingup", "walker-run"):
             shutil.copy(trained / "eval.csv", tmp_path / name / f"{task}.csv")
     (tmp_path / "my_robot.py").write_text(
         "import gymnasium as gym\ndef make_env():\n    return gym.make('Pendulum-v1')\n"

@@ -26,7 +26,7 @@ def children() -> int:
 
 
 @pytest.mark.slow
-def test_three_hundred_iterations_need_no_more_than_fifty(run_folder):
+def test_three_hundred_iterations_need_no_more_than_fifty(run_folder, said):
     loop = LoopConfig(
         steps_per_iteration=20, seed_iterations=2, evaluate_every=5, evaluation_episodes=1, checkpoint_every=1
     )

@@ -131,7 +131,7 @@ def _words(found: Found) -> str:
         for label, curve in curves.items():
             mean, half = curve.mean_and_interval()
             picked = sorted({0, len(mean) // 4, len(mean) // 2, len(mean) - 1})
-            values = "   ".join(f"{curve.updates[i]}: {_interval(mean[i], half[i])}" for i in picked)
+            values = "   ".join(f"{curve.updates[i]}: {_interval(float(mean[i]), float(half[i]))}" for i in picked)
             lines.append(f"  seed {seed}, {label:<27} {values}")
     return "\n".join(lines)
 
