@@ -221,7 +221,7 @@ def test_a_new_goal_is_remembered_at_once(copy):
 def test_a_run_is_not_given_what_it_did_not_have(copy):
     with pytest.raises(dh.UserError, match="trained without a reward"):
         dh.DHMBPO.load(copy, reward=lambda obs, act, next_obs: obs[..., 0])
-    with pytest.raises(dh.UserError, match="was not loaded from"):
+    with pytest.raises(dh.UserError, match="is not from"):
         dh.DHMBPO("Pendulum-v1", config=TINY).resume(copy)
 
 

@@ -58,4 +58,7 @@ def test_an_old_run_goes_on(name, old):
     assert len(rows) == 1 + 2 * 4 and all(np.isfinite(model.policies[k].weights[0]).all() for k in range(2))
     if same_machine and name != "mbpo-learned":  # keys of the termination model are drawn in another way now
         for log in ("progress", "eval"):
-            assert without_times(folder / f"{log}.csv") == without_times(OLD / "gone-on" / f"{name}-{log}.csv")
+            ours, theirs = without_times(folder / f"{log}.csv"), without_times(OLD / "gone-on" / f"{name}-{log}.csv")
+            assert ours[0] == theirs[0]
+            # numbers of the config are arguments of programs now, which rounds otherwise
+            np.testing.assert_allclose(np.float64(ours[1:]), np.float64(theirs[1:]), rtol=1e-4)

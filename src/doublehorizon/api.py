@@ -26,7 +26,7 @@ from doublehorizon.run.prior_knowledge import PriorKnowledge, require_fit
 from doublehorizon.run.progress import Progress, begin, capacity_for, extend
 from doublehorizon.run.replay_files import Archived
 from doublehorizon.run.saved_agent import folder_of, write_agent
-from doublehorizon.run.trackers import Tracker, require_trackers
+from doublehorizon.run.trackers import Tracker, as_trackers
 from doublehorizon.sb3_words import as_config, explains_keywords, require_whole
 from doublehorizon.schedule import random_steps, steps_per_iteration
 from doublehorizon.signals import stoppable
@@ -43,8 +43,7 @@ class DHMBPO:
             environment, or an environment (for one seed).
         seed: the first seed.
         seeds: how many seeds to train side by side: `seed`, `seed + 1`, ...
-        config: the numbers of the algorithm, the name of a preset, or a file such as a run's `config.json`;
-            `dh.Config()` if None. `dh.presets` has others.
+        config: the numbers of the algorithm, a name of `dh.presets`, or a file such as a run's `config.json`.
         device: "cpu", "gpu" or None for the best there is. Of several GPUs as many are used as share the seeds out
             evenly.
         termination_rule: your own, from next observations `[..., obs]` to flags `[...]`, of operators, array methods or
@@ -115,8 +114,7 @@ class DHMBPO:
         require_whole(total_timesteps=total_timesteps)
         if total_timesteps < 1:
             raise UserError(f"total_timesteps is {total_timesteps}, but at least 1 is needed.")
-        goal = self.num_timesteps + self._rounded(int(total_timesteps))
-        self._learn_to(goal, out, callback, progress_bar, trackers)
+        self._learn_to(self.num_timesteps + self._rounded(total_timesteps), out, callback, progress_bar, trackers)
         return self
 
     def resume(
@@ -131,11 +129,8 @@ class DHMBPO:
         """Goes on in the run folder from which this agent was loaded, to as many simulator steps per seed in all as the
         run was started for, or to `steps`, rounded up to whole iterations."""
         if self._progress is None or self._folder != Path(run).resolve():
-            raise UserError(
-                f"this agent was not loaded from {run}: DHMBPO.load({str(run)!r}).resume({str(run)!r}), with env= of "
-                "load where the environment is your own."
-            )
-        goal = self._progress.goal if steps is None else self._rounded(int(steps))
+            raise UserError(f"this agent is not from {run}: DHMBPO.load({str(run)!r}, env=...).resume({str(run)!r}).")
+        goal = self._progress.goal if steps is None else self._rounded(steps)
         if goal < self.num_timesteps:
             raise UserError(f"the run stands at step {self.num_timesteps} already, but steps is {steps}: give more.")
         self._learn_to(goal, run, callback, progress_bar, trackers)
@@ -145,8 +140,7 @@ class DHMBPO:
         self, goal: int, out: str | Path | None, callback: CallbackLike, progress_bar: bool, trackers: Sequence[Tracker]
     ) -> None:
         """Trains until `goal` simulator steps per seed are done in all."""
-        called = as_callback(callback)
-        require_trackers(trackers)
+        called, trackers = as_callback(callback), as_trackers(trackers)
         self._check_readiness()
         use_compilation_cache()
         forget_programs()
@@ -170,7 +164,7 @@ class DHMBPO:
     def _rounded(self, steps: int) -> int:
         """Simulator steps of the whole iterations that `steps` steps need."""
         size = steps_per_iteration(self.config, self.spec.time_limit) * self.spec.action_repeat
-        return -(-steps // size) * size
+        return -(-int(steps) // size) * size
 
     @contextmanager
     def _settled(self, folder: Path) -> Iterator[Path]:

@@ -2,7 +2,7 @@
 columns, which are Stable-Baselines3's where it has them; a test return is `eval/mean_reward`."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -22,14 +22,15 @@ class Tracker(Protocol):
         ...
 
 
-def require_trackers(given: Any) -> None:
-    """What is no tracker is told at once."""
+def as_trackers(given: Sequence[Any]) -> Sequence[Tracker]:
+    """What was given; what is no tracker is told at once."""
     for one in given:
         if not isinstance(one, Tracker):
             raise UserError(
                 f"trackers has {one!r}, but dh.trackers.TensorBoard(folder), dh.trackers.WandB() or an object with "
                 "track and close is needed."
             )
+    return given
 
 
 def _finite(figures: Mapping[str, float | int]) -> dict[str, float | int]:
