@@ -65,13 +65,13 @@ def _as_rows(name: str, key: str, value: Any, spec: EnvSpec) -> np.ndarray:
     except (TypeError, ValueError) as problem:
         kind = f"a {type(value).__name__}" if isinstance(value, Mapping) else "something else"
         raise UserError(f"{name} has {kind} as {key}, but an array of numbers is needed.") from problem
+    size = {"obs": spec.obs_size, "act": spec.act_size, "next_obs": spec.obs_size}.get(key)
     count = rows.shape[0] if rows.ndim else 0
-    shape = (count, {"obs": spec.obs_size, "act": spec.act_size, "next_obs": spec.obs_size}.get(key, 1))
+    shape = (count,) if size is None else (count, size)
     if rows.size != math.prod(shape) or not rows.ndim:
-        needed = shape if key in ("obs", "act", "next_obs") else shape[:1]
         names = f": {', '.join(spec.obs_names)}" if spec.layout is not None and "obs" in key else ""
-        raise UserError(f"{name} has {key} of the shape {rows.shape}, but {spec.name} needs {needed}{names}.")
-    return rows.reshape(shape if key in ("obs", "act", "next_obs") else shape[:1])
+        raise UserError(f"{name} has {key} of the shape {rows.shape}, but {spec.name} needs {shape}{names}.")
+    return rows.reshape(shape)
 
 
 def longest_recorded_cut(batch: Batch) -> int:
