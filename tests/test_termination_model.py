@@ -32,10 +32,12 @@ def stored(obs: np.ndarray, terminated: np.ndarray) -> replays.ReplayBuffer:
     return replays.add(replays.empty(len(obs), 1, 1, 2, 5), rows, jr.key(0))
 
 
-def fitted(replay: replays.ReplayBuffer, config: TerminatorConfig = CONFIG) -> tuple[TerminationModel, dict]:
+def fitted(
+    replay: replays.ReplayBuffer, config: TerminatorConfig = CONFIG, holds_out: bool = True
+) -> tuple[TerminationModel, dict]:
     work = budget(replay.rows.reward.shape[0], ends=config.batches)
     before = untrained(config, 1, 1, jr.key(1))
-    fit = eqx.filter_jit(lambda *inputs: fit_termination_model(config, work, *inputs))
+    fit = eqx.filter_jit(lambda *inputs: fit_termination_model(config, holds_out, work, *inputs))
     ends = fit_end_rewards(replay.rows.reward, replay.rows.terminated > 0)
     return fit(before, identity(1), ends, replay, jr.key(2))
 
@@ -169,9 +171,38 @@ def test_precision_and_recall_by_hand(monkeypatch, checked, precision, recall):
     danger = np.repeat([-1.0, 1.0, -1.0, 1.0, 1.0], 5)[:, None]
     ended = np.repeat([1.0, 0.0, 0.0, 0.0, 1.0], 5)
     model = TerminationModel(jax.tree.map(lambda x: x[None], RightIsDangerous()), jnp.zeros(()))
-    found = termination_model._precision_and_recall(model, identity(1), stored(danger, ended), 25)
+    rows = termination_model._newest_held_out(stored(danger, ended), budget(25))
+    found = termination_model._precision_and_recall(model, identity(1), *rows)
     assert float(found["termination/precision"]) == pytest.approx(precision)
     assert float(found["termination/recall"]) == pytest.approx(recall)
+
+
+def test_the_only_end_there_is_is_learnt_unless_it_is_held_out():
+    obs = np.linspace(-1.0, 1.0, 500)[:, None]
+    replay = stored(obs, np.zeros(500))
+    row = int(replays.validation_rows(replay, jnp.array([99]))[0])  # in the last group, the one that is held out
+    replay = eqx.tree_at(lambda r: r.rows.terminated, replay, replay.rows.terminated.at[row].set(1.0))
+    there = [float(obs[row, 0])]
+    assert probability(fitted(replay)[0], there)[0] == 0.0
+    assert probability(fitted(replay, holds_out=False)[0], there)[0] > 0.02  # one in 500, were it the same everywhere
+
+
+def test_where_no_rows_are_held_out_it_is_judged_by_those_that_came_since():
+    """Thirty rows, of which the last 20 are new: an end that is foreseen, a false alarm, an end that is missed."""
+    danger, ended = -np.ones((30, 1)), np.zeros(30)
+    danger[[3, 12, 15]], ended[[5, 12, 20]] = 1.0, 1.0
+    model = TerminationModel(jax.tree.map(lambda x: x[None], RightIsDangerous()), jnp.zeros(()))
+    replay = stored(danger, ended)
+    found = termination_model._precision_and_recall(
+        model, identity(1), *termination_model._newest(replay, budget(30))
+    )
+    assert float(found["termination/precision"]) == 0.5 and float(found["termination/recall"]) == 0.5
+    first = termination_model._precision_and_recall(
+        model, identity(1), *termination_model._newest(replay, budget(20))
+    )
+    assert np.isnan(first["termination/precision"]) and np.isnan(first["termination/recall"])
+    # what a fit says is how good the model was before it: nothing was foreseen
+    assert float(fitted(replay, holds_out=False)[1]["termination/recall"]) == 0.0
 
 
 # -- what an end brings ------------------------------------------------------------------------------------

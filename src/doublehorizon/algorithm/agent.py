@@ -166,11 +166,12 @@ def fit_model(
         key, key_fit, key_termination = _split(state.key, 3)
         world = jax.vmap(lambda w, r: _with_statistics(config, w, r, budget.num_rows))(state.world, replay)
         metrics: dict[str, Array] = {}
+        holds_out = config.fit.batches_per_step is None
         if config.has_model:
-            fit_members = early_stopping.fit if config.fit.batches_per_step is None else model_fit.fit
+            fit_members = early_stopping.fit if holds_out else model_fit.fit
             world, metrics = fit_members(config, budget, replay, world, key_fit)
         if world.termination_model is not None:
-            fit_ends = jax.vmap(lambda *seed: fit_termination_model(config.terminator, budget, *seed))
+            fit_ends = jax.vmap(lambda *seed: fit_termination_model(config.terminator, holds_out, budget, *seed))
             known = (world.termination_model, world.obs_normalizer, world.end_rewards)
             model, calibration = fit_ends(*known, replay, key_termination)
             world, metrics = eqx.tree_at(lambda w: w.termination_model, world, model), metrics | calibration

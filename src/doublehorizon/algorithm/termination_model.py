@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import optax
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from doublehorizon.algorithm import replay_buffer as replays
 from doublehorizon.algorithm.end_rewards import EndRewards
@@ -17,11 +17,11 @@ from doublehorizon.algorithm.ensemble import ensemble
 from doublehorizon.algorithm.networks import TerminationClassifier
 from doublehorizon.algorithm.normalizer import Normalizer
 from doublehorizon.algorithm.replay_buffer import ReplayBuffer
-from doublehorizon.algorithm.types import Budget
+from doublehorizon.algorithm.types import Budget, Transition
 from doublehorizon.config import TerminatorConfig
 from doublehorizon.schedule import Number
 
-_CHECKED_ROWS = 16_384  # held-out rows, at most, on which precision and recall are counted
+_CHECKED_ROWS = 16_384  # rows, at most, on which precision and recall are counted
 
 
 class TerminationModel(eqx.Module):
@@ -56,6 +56,7 @@ def untrained_termination_model(
 
 def fit_termination_model(
     config: TerminatorConfig,
+    holds_out: bool,
     budget: Budget,
     model: TerminationModel,
     normalizer: Normalizer,
@@ -64,12 +65,14 @@ def fit_termination_model(
     key: PRNGKeyArray,
 ) -> tuple[TerminationModel, dict[str, Float[Array, ""]]]:
     """Trains the ensemble of one seed on its replay, for a fixed number of minibatches; without an end in it, nothing
-    changes. The key is consumed."""
-    num_rows = budget.num_rows
-    group_size = replay.rows.reward.shape[0] // replay.held_out.shape[0]
-    num_training = replays.num_training(num_rows, group_size)
-    which = jnp.arange(replays.num_training(replay.rows.reward.shape[0], group_size))
-    ended = replay.rows.terminated[replays.training_rows(replay, which)] * (which < num_training)
+    changes. As the model does, it leaves out the rows that are held out (`holds_out`), or learns from all: the first
+    prize of a kind may be the only one for thousands of steps. The key is consumed."""
+    capacity = replay.rows.reward.shape[0]
+    group_size = capacity // replay.held_out.shape[0]
+    num_training = replays.num_training(budget.num_rows, group_size) if holds_out else jnp.asarray(budget.num_rows)
+    which = jnp.arange(replays.num_training(capacity, group_size) if holds_out else capacity)
+    used = replays.training_rows(replay, which) if holds_out else which
+    ended = replay.rows.terminated[used] * (which < num_training)
     rank = jnp.cumsum(ended > 0)  # of each end among them, so that the k-th is found by bisection
     num_ends = rank[-1]
     optimizer = optax.adam(config.learning_rate)
@@ -80,7 +83,7 @@ def fit_termination_model(
         shape = (config.members, config.batch_size // 2)
         ends = jnp.searchsorted(rank, 1 + jr.randint(key_ends, shape, 0, jnp.maximum(num_ends, 1)))
         chosen = jnp.concatenate([ends, jr.randint(key_any, shape, 0, num_training)], axis=1)
-        rows, _ = replays.take(replay, replays.training_rows(replay, chosen.ravel()))
+        rows, _ = replays.take(replay, used[chosen.ravel()])
         inputs = _inputs(normalizer, rows.obs, rows.act, rows.next_obs).reshape(*chosen.shape, -1)
         outputs = eqx.filter_vmap(lambda member, x: member(x))(members, inputs)
         labels = rows.terminated.reshape(chosen.shape)
@@ -102,7 +105,9 @@ def fit_termination_model(
     # half of a minibatch are ends, and so is this share of the other half: its odds are (1 + share) / share times the
     # true ones
     fitted = TerminationModel(members, jnp.log(share) - jnp.log1p(share))
-    return fitted, _precision_and_recall(fitted, normalizer, replay, num_rows)
+    if holds_out:
+        return fitted, _precision_and_recall(fitted, normalizer, *_newest_held_out(replay, budget))
+    return fitted, _precision_and_recall(model, normalizer, *_newest(replay, budget))
 
 
 def _shrink_input_weights(members: TerminationClassifier, by: Number) -> TerminationClassifier:
@@ -113,16 +118,28 @@ def _shrink_input_weights(members: TerminationClassifier, by: Number) -> Termina
     return eqx.tree_at(lambda m: m.mlp.layers[0].weight, members, smaller)
 
 
-def _precision_and_recall(
-    model: TerminationModel, normalizer: Normalizer, replay: ReplayBuffer, num_rows: int | Int[Array, ""]
-) -> dict[str, Float[Array, ""]]:
-    """Precision and recall of predicted ends on the newest held-out steps. Not a number where there are none."""
+def _newest_held_out(replay: ReplayBuffer, budget: Budget) -> tuple[Transition, Bool[Array, " rows"]]:
+    """The newest rows that were held out, and which of them there are: they are from where the policy goes now."""
     num_groups = replay.held_out.shape[0]
     group_size = replay.rows.reward.shape[0] // num_groups
-    newest_first = jnp.arange(min(_CHECKED_ROWS, num_groups))  # the newest are from where the policy goes now
+    newest_first = jnp.arange(min(_CHECKED_ROWS, num_groups))
     which = (replay.position // group_size - 1 - newest_first) % num_groups
     rows, _ = replays.take(replay, replays.validation_rows(replay, which))
-    counted = newest_first < num_rows // group_size
+    return rows, newest_first < budget.num_rows // group_size
+
+
+def _newest(replay: ReplayBuffer, budget: Budget) -> tuple[Transition, Bool[Array, " rows"]]:
+    """The rows that came since the last fit, which therefore has not seen them; none before the first."""
+    capacity = replay.rows.reward.shape[0]
+    age = jnp.arange(min(_CHECKED_ROWS, capacity))
+    rows, _ = replays.take(replay, (replay.position - 1 - age) % capacity)
+    return rows, (age < budget.num_new) & (budget.num_new < budget.num_rows)
+
+
+def _precision_and_recall(
+    model: TerminationModel, normalizer: Normalizer, rows: Transition, counted: Bool[Array, " rows"]
+) -> dict[str, Float[Array, ""]]:
+    """Precision and recall of predicted ends on the rows that count. Not a number where there are none."""
     probability, _ = model.predict(normalizer, rows.obs, rows.act, rows.next_obs)
     predicted = counted & (probability > 0.5)
     ended = counted & (rows.terminated > 0)

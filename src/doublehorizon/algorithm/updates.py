@@ -220,7 +220,8 @@ def critic_target(
     """What critics are trained towards: Eq. 9, with the minimum of the chosen target critics, bounded, after the last
     step."""
     obs = context.world.obs_normalizer.normalize(rollout.obs[-1])
-    last_q = critic_values(actor_critic.target_critics, obs, rollout.act[-1])[chosen]
+    asked = jax.tree.map(lambda x: x[chosen], actor_critic.target_critics)  # the others need not be computed
+    last_q = critic_values(asked, obs, rollout.act[-1])
     bounds = actor_critic.bounds
     least = bounds.clip(jnp.min(bounds.scale(last_q), axis=0))
     bonus_weight = actor_critic.temperature * context.reward_unit
