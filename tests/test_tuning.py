@@ -1,10 +1,13 @@
 """The search for better numbers: its space, its scores, its processes."""
 
+import io
 import json
 import subprocess
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 
+import optuna
 import pytest
 
 from doublehorizon import presets
@@ -131,6 +134,23 @@ def test_a_study_goes_on_where_it_was(tmp_path):
         assert len(study.trials) == number
         study.tell(study.ask(), 1.0 + number)
     assert tuning.open_study(tmp_path, 4, seed=0).best_value == 2.0
+
+
+def test_a_trial_that_was_stopped_early_is_never_the_best(tmp_path):
+    from doublehorizon.cli.tune import Tune, _report, _Search
+
+    search = _Search(Tune("Pendulum-v1"), TINY, [], tmp_path)
+    for value, state in ((9.0, "PRUNED"), (3.0, "COMPLETE"), (5.0, "COMPLETE"), (None, "FAIL")):
+        trial = search.study.ask()
+        if value is not None:
+            trial.report(value, 40)  # which Optuna takes for the value of a trial that it stops
+        done = value if state == "COMPLETE" else None
+        search.study.tell(trial, done, state=getattr(optuna.trial.TrialState, state))
+    assert [trial.value for trial in search.scored()] == [5.0, 3.0] and len(search.finished()) == 4
+    assert search.best(4.0).number == 2 and search.best(6.0) is None
+    with redirect_stdout(io.StringIO()) as told:
+        _report(search, 4.0, search.best(4.0), None)
+    assert "4 trials, 2 of them to the end" in told.getvalue() and "trials/2: " in told.getvalue()
 
 
 @pytest.mark.slow

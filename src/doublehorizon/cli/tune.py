@@ -137,6 +137,11 @@ class _Search:
         """Trials that are over, whatever came of them."""
         return [trial for trial in self.study.trials if trial.state.is_finished()]
 
+    def scored(self) -> list[Any]:
+        """Trials that ran to the end, the best first. One that was stopped early has a value too, its last test's."""
+        done = (trial for trial in self.finished() if trial.state.name == "COMPLETE")
+        return sorted(done, key=lambda trial: -trial.value)
+
     def run(self) -> None:
         """Tries until there are as many trials as asked for."""
         self.begun, self.before = time.monotonic(), len(self.finished())
@@ -194,8 +199,7 @@ class _Search:
 
     def best(self, baseline: float) -> Any:
         """The trial with the best score; None where none is better than the preset."""
-        done = [trial for trial in self.study.trials if trial.value is not None and trial.value > baseline]
-        return max(done, key=lambda trial: trial.value, default=None)
+        return next((trial for trial in self.scored() if trial.value > baseline), None)
 
     def confirm(self, best: Any) -> tuple[float, float, float]:
         """Difference of the best and the preset with fresh seeds, and its interval."""
@@ -245,7 +249,7 @@ def _written(values: dict[str, Any]) -> str:
 
 def _report(search: _Search, baseline: float, best: Any, compared: tuple[float, float, float] | None) -> None:
     """The best trials, and what fresh seeds say."""
-    done = sorted((trial for trial in search.study.trials if trial.value is not None), key=lambda t: -t.value)
+    done = search.scored()
     file = search.root / "best.json"
     if search.options.json:
         trials = [{"trial": t.number, "score": t.value, "values": t.params} for t in done]
@@ -253,7 +257,7 @@ def _report(search: _Search, baseline: float, best: Any, compared: tuple[float, 
         return
     print(f"{len(search.finished())} trials, {len(done)} of them to the end; the best by score:")
     for trial in done[:5]:
-        print(f"  {trial.value:9.5g}  trial {trial.number}: {_written(trial.params)}")
+        print(f"  {trial.value:9.5g}  trials/{trial.number}: {_written(trial.params)}")
     print(f"  {baseline:9.5g}  the preset {search.options.preset}")
     if best is None:
         print("Nothing was better than the preset.")
