@@ -193,13 +193,9 @@ def test_where_no_rows_are_held_out_it_is_judged_by_those_that_came_since():
     danger[[3, 12, 15]], ended[[5, 12, 20]] = 1.0, 1.0
     model = TerminationModel(jax.tree.map(lambda x: x[None], RightIsDangerous()), jnp.zeros(()))
     replay = stored(danger, ended)
-    found = termination_model._precision_and_recall(
-        model, identity(1), *termination_model._newest(replay, budget(30))
-    )
+    found = termination_model._precision_and_recall(model, identity(1), *termination_model._newest(replay, budget(30)))
     assert float(found["termination/precision"]) == 0.5 and float(found["termination/recall"]) == 0.5
-    first = termination_model._precision_and_recall(
-        model, identity(1), *termination_model._newest(replay, budget(20))
-    )
+    first = termination_model._precision_and_recall(model, identity(1), *termination_model._newest(replay, budget(20)))
     assert np.isnan(first["termination/precision"]) and np.isnan(first["termination/recall"])
     # what a fit says is how good the model was before it: nothing was foreseen
     assert float(fitted(replay, holds_out=False)[1]["termination/recall"]) == 0.0
