@@ -95,7 +95,7 @@ def slowly(*values):
         slowly("dmc/reacher-easy", (6, 2), "known"),
         slowly("cup-catch", (8, 2), "known"),
         slowly("dm_control/cheetah-run-v0", (17, 6), "known"),
-        slowly(DictCart, (2, 1), "learned"),  # a Dict learns in test_observation_spaces, too
+        slowly(DictCart, (2, 1), "learned"),  # a Dict learns in test_named_runs, too
         slowly(UnevenCart, (2, 2), "learned"),
         (OneStepCart, (2, 1), "learned"),
         slowly(EndlessCart, (2, 1), "learned"),
