@@ -15,7 +15,7 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 jax.config.update("jax_disable_most_optimizations", True)  # nearly all of a test's time is compilation
 
 # each file is one worker's: the longest ones begin first, so that none is left over at the end
-LONGEST_FIRST = ("kills", "cli", "agent", "any_env", "divergence", "checkpoints", "analyses", "observation_spaces")
+LONGEST_FIRST = ("kills", "cli", "agent", "any_env", "divergence", "checkpoints", "analyses", "named_exports")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
