@@ -27,7 +27,7 @@ from doublehorizon.algorithm.types import Budget, Task, Transition
 from doublehorizon.algorithm.updates import UpdateContext, critic_only_update, fresh_opt_states, joint_update
 from doublehorizon.analysis.profiling import profile
 from doublehorizon.config import Config
-from doublehorizon.schedule import steps_per_iteration
+from doublehorizon.schedule import steps_per_iteration, target_members
 
 STEPS = 1000  # of which all is told: also the time limit, by which a config may set the steps of an iteration
 
@@ -65,7 +65,8 @@ def update_needs(config: Config, task: Task, joint: bool) -> tuple[float, float]
     weights, for each row; every network's weights are read once per product; Adam reads and writes three copies."""
     size, horizon, batch = weights_of(config, task), config.horizons.training, config.policy.batch_size
     model, actor = horizon, horizon + 1  # forwards through every step
-    critics = config.critic.members * (1 + 3)  # targets; forwards, and backwards to inputs and to weights
+    # those that are the target; all of them forwards, and backwards to inputs and to weights
+    critics = target_members(config, task.can_end) + 3 * config.critic.members
     if joint:
         model, actor = 2 * model, 5 * actor  # back to the states; and the actor's gradient over all states
         critics += 2 * config.critic.members  # after the last step, forwards and backwards
