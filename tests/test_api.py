@@ -113,12 +113,14 @@ def test_a_callback_sees_each_iteration_and_can_stop():
     assert steps == [20, 40]
 
 
-def test_steps_that_were_all_random_are_told():
-    model = dh.DHMBPO("Pendulum-v1", config=TINY.with_(loop__seed_iterations=2))
-    with pytest.warns(UserWarning, match="20 steps were all random, nothing is learnt yet: that begins after 40"):
-        model.learn(20)
-    model.learn(20)  # no word more: now there is a policy
-    assert len(model.policies) == 1
+def test_steps_that_were_all_random_are_told(monkeypatch):
+    told = []
+    monkeypatch.setattr("doublehorizon.training.live_view.View.say", lambda self, line: told.append(line))
+    model = dh.DHMBPO("Pendulum-v1", config=TINY.with_(loop__seed_iterations=2)).learn(20)
+    words = "20 steps were all random, nothing is learnt yet: that begins after 40 of them"
+    assert told.count(words) == 1
+    model.learn(20)
+    assert told.count(words) == 1 and len(model.policies) == 1
 
 
 def test_mistakes_are_told_in_one_line(tmp_path, trained):

@@ -86,7 +86,7 @@ def _boundaries(
         evaluations.start()
     elif going:
         random = progress.setup.first_fit * progress.setup.iteration_steps * progress.spec.action_repeat
-        view.warn(f"{progress.step} steps were all random, nothing is learnt yet: that begins after {random} of them")
+        view.say(f"{progress.step} steps were all random, nothing is learnt yet: that begins after {random} of them")
     view.phase("evaluating")
     _report_evaluations(callback, progress, evaluations.gather(block=True))
     _show_notes(pool, view)
