@@ -72,7 +72,7 @@ def desk(trained, tmp_path, monkeypatch) -> Path:
 def complaint(line: str) -> str:
     """What goes wrong with a line of a console block, made small; nothing if all is well."""
     words = shlex.split(line.partition(">")[0], comments=True)
-    if ELSEWHERE.keys() & {*words[:2], *words[-2:]}:
+    if ELSEWHERE.keys() & {*words[:2], *words[-2:]} or "=" in words[0]:  # or a variable of the shell
         return ""
     assert words[0] == "doublehorizon", line
     command, *rest = words[1:]
