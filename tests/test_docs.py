@@ -64,6 +64,7 @@ def desk(trained, tmp_path, monkeypatch) -> Path:
     (tmp_path / "my_robot.py").write_text(
         "import gymnasium as gym\ndef make_env():\n    return gym.make('Pendulum-v1')\n"
     )
+    (tmp_path / "results").symlink_to(ROOT / "results")  # as in a clone
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     return tmp_path
