@@ -11,6 +11,7 @@ import jax.random as jr
 import optax
 from jaxtyping import Array, Float, Int, Key, PRNGKeyArray, UInt32
 
+from doublehorizon.algorithm import replay_buffer as replays
 from doublehorizon.algorithm.networks import Dynamics, dropout_seeds
 from doublehorizon.algorithm.replay_buffer import ReplayBuffer
 from doublehorizon.algorithm.types import Budget, Transition
@@ -68,7 +69,7 @@ def _rows_by_age(
     num_recent = round(config.fit.recent_share * uniform.shape[-1])
     reach = jnp.where(jnp.arange(uniform.shape[-1]) < num_recent, budget.num_rows / _RECENT, budget.num_rows)
     age = (uniform * jnp.broadcast_to(reach, uniform.shape)).astype(jnp.int32)  # up to 2^23 rows, each can be drawn
-    return (replay.position - 1 - age) % budget.num_rows
+    return replays.rows_of_age(replay, age, budget.num_rows)
 
 
 def _next_rows_error(
@@ -77,7 +78,7 @@ def _next_rows_error(
     """How well the model predicts what came after its last fit, at most a minibatch of it, before it is trained on
     that. Not a number in the first fit."""
     ages = jnp.arange(config.fit.batch_size)
-    rows = jax.tree.map(lambda x: x[(replay.position - 1 - ages) % budget.num_rows], replay.rows)
+    rows, _ = replays.take(replay, replays.rows_of_age(replay, ages, budget.num_rows))
     newest = as_examples(config, world, rows)
     mean, log_noise = eqx.filter_vmap(lambda m, x: m(x))(world.members, for_each_member(world.members, newest.inputs))
     score = row_totals(ensemble_score(mean, log_noise, newest.target), newest.has_reward)

@@ -93,6 +93,13 @@ def validation_rows(replay: ReplayBuffer, which: Int[Array, " n"]) -> Int[Array,
     return which * group_size + replay.held_out[which]
 
 
+def rows_of_age(
+    replay: ReplayBuffer, age: Int[Array, "*shape"], num_rows: int | Int[Array, ""]
+) -> Int[Array, "*shape"]:
+    """Positions of rows by how many came after them, 0 for the newest, if `num_rows` are stored."""
+    return (replay.position - 1 - age) % num_rows
+
+
 def take(replay: ReplayBuffer, at: Int[Array, " n"]) -> tuple[Transition, Float[Array, "n member"]]:
     """The rows at these positions, with their weights."""
     return jax.tree.map(lambda x: x[at], replay.rows), replay.weight[at]

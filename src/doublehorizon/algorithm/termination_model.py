@@ -130,9 +130,8 @@ def _newest_held_out(replay: ReplayBuffer, budget: Budget) -> tuple[Transition, 
 
 def _newest(replay: ReplayBuffer, budget: Budget) -> tuple[Transition, Bool[Array, " rows"]]:
     """The rows that came since the last fit, which therefore has not seen them; none before the first."""
-    capacity = replay.rows.reward.shape[0]
-    age = jnp.arange(min(_CHECKED_ROWS, capacity))
-    rows, _ = replays.take(replay, (replay.position - 1 - age) % capacity)
+    age = jnp.arange(min(_CHECKED_ROWS, replay.rows.reward.shape[0]))
+    rows, _ = replays.take(replay, replays.rows_of_age(replay, age, budget.num_rows))
     return rows, (age < budget.num_new) & (budget.num_new < budget.num_rows)
 
 
