@@ -14,13 +14,17 @@ CONFIG = replace(TINY, loop=EACH, fit=replace(TINY.fit, batches_per_step=0.5, re
 
 
 def differences(one: Path, other: Path) -> list[str]:
-    """Files of two runs that differ: their curves, but for times, and their last checkpoints."""
+    """Files of two runs that differ: their curves, but for times, their last checkpoints and their best policies."""
     found = [name for name in ("eval.csv", "progress.csv") if without_times(one / name) != without_times(other / name)]
     step = checkpoint_writer.steps_kept(one)[-1]
-    states = [folder / "checkpoints" / str(step) / "state.safetensors" for folder in (one, other)]
-    if not states[1].exists() or states[0].read_bytes() != states[1].read_bytes():
-        found.append(str(states[1]))
+    for name in (f"checkpoints/{step}/state.safetensors", "policy/best.safetensors"):
+        if _content(one / name) != _content(other / name):
+            found.append(str(other / name))
     return found
+
+
+def _content(path: Path) -> bytes | None:
+    return path.read_bytes() if path.exists() else None
 
 
 def without_times(path: Path) -> list[list[str]]:

@@ -63,6 +63,38 @@ def test_eval_repeats_itself_and_other_episodes_differ(run, capsys):
     assert "is no run folder" in mistake(capsys, "eval", str(run / "policy"))
 
 
+def test_the_best_of_all_tests_is_kept_and_can_be_taken_away(run, tmp_path, capsys):
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    kept, last = (copy / "policy" / f"{name}.safetensors" for name in ("best", "seed1"))
+    tests = [(float(row["reward"]), int(row["step"]), row["seed"]) for row in read_rows(run / "eval.csv")]
+    value, step, seed = max(test for test in tests if test[1] >= 40)  # the first 40 steps are random
+    at_end = {test[2]: test[0] for test in tests if test[1] == 80}
+    assert (kept.read_bytes() == (copy / "policy" / f"seed{seed}.safetensors").read_bytes()) == (step == 80)
+    assert at_end[seed] <= value
+    shutil.copy(last, kept)  # now it is known which one it is
+    obs = np.ones(3, np.float32)
+    np.testing.assert_array_equal(dh.load_policy(copy, best=True).predict(obs)[0], dh.load_policy(last).predict(obs)[0])
+    both = [
+        json.loads(said(capsys, "eval", str(copy), "--episodes", "1", *words, "--json"))["returns"]
+        for words in (("--best",), ("--seeds", "1"))
+    ]
+    assert set(both[0]) == {"best"} and set(both[1]) == {"1"}
+    assert said(capsys, "eval", str(copy), "--episodes", "1", "--best").startswith("best: ")
+    said(capsys, "export", str(copy), str(tmp_path / "best.npz"), "--best")
+    said(capsys, "export", str(copy), str(tmp_path / "seed1.npz"), "--seed", "1")
+    one, other = (np.load(tmp_path / f"{name}.npz") for name in ("best", "seed1"))
+    assert all(np.array_equal(one[name], other[name]) for name in one.files)
+    words = "--best is one policy of all seeds"
+    assert words in mistake(capsys, "eval", str(copy), "--best", "--seeds", "1")
+    assert words in mistake(capsys, "export", str(copy), str(tmp_path / "p.npz"), "--best", "--seed", "1")
+    with pytest.raises(dh.UserError, match="last policies alone"):
+        dh.DHMBPO.load(copy).save(tmp_path / "agent.zip")
+        dh.load_policy(tmp_path / "agent.zip", best=True)
+    kept.unlink()
+    assert "holds no policy/best.safetensors" in mistake(capsys, "eval", str(copy), "--best")
+
+
 def test_an_onnx_file_gives_the_actions_of_predict(run, tmp_path):
     policy = dh.load_policy(run)
     (path,) = export_policy(policy, tmp_path / "policy.onnx")

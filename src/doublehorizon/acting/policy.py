@@ -135,13 +135,19 @@ class NumpyPolicy:
 _STATISTICS = ("obs_mean", "obs_std", "action_low", "action_high")
 
 
-def load_policy(path: str | Path) -> NumpyPolicy:
-    """Reads a policy file, or the best policy of a run folder or of an agent that `save` wrote."""
+def best_policy_file(run: Path) -> Path:
+    """Where a run keeps the policy with the best test return so far, of any seed."""
+    return run / "policy" / "best.safetensors"
+
+
+def load_policy(path: str | Path, best: bool = False) -> NumpyPolicy:
+    """Reads a policy file, or the best policy of a run folder or of an agent that `save` wrote: by the seeds' last test
+    returns or, with `best`, by all tests of a run."""
     path = Path(path)
     if path.suffix == ".zip" and path.is_file():
-        return _of_one_file(path)
-    if path.is_dir():
-        path = _best_of(path)
+        return _of_one_file(path, best)
+    if best or path.is_dir():
+        path = _best_of_all(path) if best else _best_of(path)
     try:
         with safe_open(path, framework="numpy") as file:
             found, _, rest = (file.metadata() or {}).get("format", "").partition(":")
@@ -200,8 +206,10 @@ def _check_shapes(policy: NumpyPolicy) -> None:
         raise ValueError(f"its {wrong[0]} do not fit together")
 
 
-def _of_one_file(path: Path) -> NumpyPolicy:
+def _of_one_file(path: Path, best: bool) -> NumpyPolicy:
     """The best policy of an agent in one file."""
+    if best:
+        raise UserError(f"{path} holds the seeds' last policies alone: the folder of a run has the best of all tests.")
     with unpacked(path, "policy/") as folder:
         return load_policy(folder)
 
@@ -213,6 +221,16 @@ def _best_of(run: Path) -> Path:
         raise UserError(f"{run} holds no policy (no file policy/seed<k>.safetensors). Give a run folder or a file.")
     returns = _last_returns(run / "policy" / "returns.json")
     return max(files, key=lambda file: returns.get(file.stem.removeprefix("seed"), -np.inf))
+
+
+def _best_of_all(run: Path) -> Path:
+    """The file that a run keeps of its best test."""
+    file = best_policy_file(run)
+    if not file.is_file():
+        raise UserError(
+            f"{run} holds no {file.relative_to(run)}: the folder of a run does, once a policy was learnt and tested."
+        )
+    return file
 
 
 def _last_returns(path: Path) -> dict[str, float]:

@@ -20,6 +20,7 @@ _EXAMPLES = """Tests the policies of a run in new episodes, with their most like
 examples:
   doublehorizon eval runs/hopper
   doublehorizon eval runs/hopper --episodes 100 --seeds 0 3 --json
+  doublehorizon eval runs/lander --best --episodes 100
   doublehorizon eval runs/robot --env my_robot:make_env"""
 
 
@@ -33,6 +34,8 @@ class Eval:
     """Test episodes per seed."""
     seeds: tuple[int, ...] = ()
     """Whose policies. Default: all."""
+    best: bool = False
+    """Instead of the seeds' last policies, the one with the best test return of the whole run."""
     first: int = 0
     """Number of the first episode: others begin elsewhere."""
     env: TextIfGiven = None
@@ -47,20 +50,21 @@ def run(arguments: list[str]) -> int:
     options = parse(Eval, "eval", _EXAMPLES, arguments)
     require_positive(options, "episodes")
     found = read_run(options.run)
-    policies = found.policies(list(options.seeds))
+    policies = found.chosen_policies(options.seeds, options.best)
     simulator = found.simulator(options.env)
-    returns: dict[int, list[float]] = {seed: [] for seed in policies}
-    jobs = [(seed, options.first + episode) for seed in policies for episode in range(options.episodes)]
+    returns: dict[str, list[float]] = {name: [] for name in policies}
+    jobs = [(name, options.first + episode) for name in policies for episode in range(options.episodes)]
     try:
-        for seed, episode in track(jobs, "testing", console=Console(stderr=True, emoji=False), transient=True):
-            returns[seed].append(EnvRunner(simulator, seed).evaluate(episode, policies[seed], 1))
+        for name, episode in track(jobs, "testing", console=Console(stderr=True, emoji=False), transient=True):
+            seed, policy = policies[name]
+            returns[name].append(EnvRunner(simulator, seed).evaluate(episode, policy, 1))
     finally:
         simulator.close()
     if options.json:
         print(json.dumps({"run": str(options.run), "env": simulator.spec.name, "returns": returns}))
         return 0
-    for seed, values in returns.items():
-        print(f"seed {seed}: {_words(values)}")
+    for name, values in returns.items():
+        print(f"{name if options.best else f'seed {name}'}: {_words(values)}")
     if len(returns) > 1:
         print(f"all: {_words([float(np.mean(values)) for values in returns.values()])} over {len(returns)} seeds")
     return 0

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import gymnasium as gym
 from rich.console import Console
 
+from doublehorizon.acting.policy import best_policy_file
 from doublehorizon.cli.options import resume_command
 from doublehorizon.envs.make import imported
 from doublehorizon.errors import RunError, UserError
@@ -86,6 +87,10 @@ def report(model: "DHMBPO", folder: Path, as_json: bool) -> None:
     if returns:
         mean = sum(returns.values()) / len(returns)
         print(f"final test return: {mean:.5g} (mean of {len(returns)} seed(s)){_how_good(model)}")
+    best = None if model.progress is None else model.progress.best_test()
+    if best is not None:  # where returns come and go, the last policy is not the one to take away
+        kept = best_policy_file(folder)
+        print(f"best test return: {best.value:.5g} (seed {best.seed}, step {best.step}), kept in {kept}")
     print(f"run folder: {folder}")
 
 

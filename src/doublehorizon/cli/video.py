@@ -30,6 +30,8 @@ class Video:
     """Episodes per seed, one after the other in one video."""
     seeds: tuple[int, ...] = ()
     """Whose policies. Default: all."""
+    best: bool = False
+    """Instead of the seeds' last policies, the one with the best test return of the whole run: RUN/video/best.mp4."""
     out: PathIfGiven = None
     """The folder for the videos. Default: RUN/video."""
     env: TextIfGiven = None
@@ -47,14 +49,15 @@ def run(arguments: list[str]) -> int:
     from doublehorizon.run.run_reader import read_run
 
     found = read_run(options.run)
-    policies = found.policies(list(options.seeds))
+    policies = found.chosen_policies(options.seeds, options.best)
     folder = options.out or options.run / "video"
     if options.out is None:
         refuse_links(options.run)
     with Progress(console=Console(stderr=True, emoji=False), transient=True) as bar:
-        for seed, policy in policies.items():
-            task = bar.add_task(f"recording seed {seed}", total=None)
-            path = folder / f"seed{seed}.mp4"
+        for name, (seed, policy) in policies.items():
+            label = name if options.best else f"seed {name}"
+            task = bar.add_task(f"recording {label}", total=None)
+            path = folder / f"{label.replace(' ', '')}.mp4"
             shown = (found, seed, policy, path, options.episodes, options.env)
             total = record_video(*shown, lambda t=task: bar.advance(t))
             bar.remove_task(task)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -60,6 +60,11 @@ class RunSetup:
         return seed_iterations(self.config, self.spec.time_limit, self.prior_rows > 0)
 
     @property
+    def random_steps(self) -> int:
+        """Simulator steps before anything is learnt."""
+        return self.first_fit * self.iteration_steps * self.spec.action_repeat
+
+    @property
     def first_effort(self) -> float:
         """Factor on the work of the first iteration that learns."""
         return first_effort(self.config, self.spec.time_limit)
@@ -67,6 +72,14 @@ class RunSetup:
     def stored_at(self, iteration: int) -> int:
         """How many transitions had been stored at the end of that iteration."""
         return self.prior_rows + iteration * self.iteration_steps
+
+
+class BestTest(NamedTuple):
+    """A mean test return, and whose it was."""
+
+    value: float
+    step: int
+    seed: int
 
 
 @dataclass
@@ -161,6 +174,12 @@ class Progress:
     def last_returns(self) -> dict[int, float]:
         """The most recent test return of each seed that has one."""
         return {seed: value for step in sorted(self.returns) for seed, value in self.returns[step].items()}
+
+    def best_test(self) -> BestTest | None:
+        """The best test of a policy that was learnt, of any seed; None before the first."""
+        learnt = {step: returns for step, returns in self.returns.items() if step >= self.setup.random_steps}
+        tests = [BestTest(value, step, seed) for step in sorted(learnt) for seed, value in learnt[step].items()]
+        return max(tests, key=lambda test: test.value, default=None)  # the first of equals
 
     def update(self, **changes: Any) -> RunState:
         """The run's state with some fields changed."""

@@ -37,6 +37,16 @@ class Run:
             raise UserError(f"{missing[0]} is not there: the run has not learnt a policy yet.")
         return {seed: load_policy(file) for seed, file in files.items()}
 
+    def chosen_policies(self, seeds: tuple[int, ...], best: bool) -> dict[str, tuple[int, NumpyPolicy]]:
+        """What a user asks for, by name, each with the seed of its episodes: `best`, the policy with the best test of
+        the whole run, or the last ones of some seeds, by default of all."""
+        if best and seeds:
+            given = " ".join(map(str, seeds))
+            raise UserError(f"--best is one policy of all seeds, so --seeds {given} cannot be given with it.")
+        if best:
+            return {"best": (self.seeds[0], load_policy(self.folder, best=True))}
+        return {str(seed): (seed, policy) for seed, policy in self.policies(list(seeds)).items()}
+
     def simulator(self, env: str | None = None, render_mode: str | None = None) -> Simulator:
         """The run's environment, or the one that a user names: code is only imported if they do."""
         if env is None and (":" in self.name or not self.env.get("registered")):

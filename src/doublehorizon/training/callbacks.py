@@ -10,6 +10,7 @@ import gymnasium as gym
 
 from doublehorizon.acting.env_runner import EnvRunner
 from doublehorizon.acting.policy import NumpyPolicy
+from doublehorizon.atomic_files import disk_errors_reported
 from doublehorizon.envs.make import EnvLike, Simulator, describe, factory
 from doublehorizon.errors import UserError
 from doublehorizon.run.progress import Progress
@@ -91,10 +92,11 @@ class SaveBest(Callback):
     def on_evaluation(self, progress: Progress, evaluation: Evaluation) -> None:
         if evaluation.policies is None:
             return
-        seed, best = max(evaluation.returns.items(), key=lambda pair: pair[1])
-        before = [max(returns.values()) for step, returns in progress.returns.items() if step < evaluation.step]
-        if best > max(before, default=-float("inf")) or not self.path.exists():
-            evaluation.policies[progress.seeds.index(seed)].save(self.path)
+        best = progress.best_test()
+        if (best is not None and best.step == evaluation.step) or not self.path.exists():
+            seed = max(evaluation.returns, key=lambda seed: evaluation.returns[seed])
+            with disk_errors_reported(self.path):
+                evaluation.policies[progress.seeds.index(seed)].save(self.path)
 
 
 class EvaluateOn(Callback):

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from doublehorizon.acting.env_runner import Batch
+from doublehorizon.acting.policy import best_policy_file
 from doublehorizon.acting.recorded_data import longest_recorded_cut
 from doublehorizon.acting.workers import WorkerPool
 from doublehorizon.algorithm import agent
@@ -19,7 +20,7 @@ from doublehorizon.run.run_state import RunState
 from doublehorizon.run.trackers import Tracker
 from doublehorizon.schedule import discount, evaluate_every
 from doublehorizon.signals import unstoppable
-from doublehorizon.training.callbacks import Callback, Evaluation
+from doublehorizon.training.callbacks import Callback, Evaluation, SaveBest, as_callback
 from doublehorizon.training.env_checks import check_reward, check_termination
 from doublehorizon.training.evaluations import Evaluations
 from doublehorizon.training.learning_phase import Clock, SeedMetrics, learn
@@ -37,8 +38,9 @@ def train(
     trackers: Sequence[Tracker] = (),
 ) -> None:
     """Iterates until the run's goal is reached, or the callback returns False. However it ends, the run stands at the
-    end of an iteration, and `out` holds a checkpoint of that."""
+    end of an iteration, and `out` holds a checkpoint of that, and the policy with the best test."""
     boundary = progress.state
+    called = as_callback(callback if out is None else [SaveBest(best_policy_file(out)), callback])
     checkpoints = NoCheckpoints() if out is None else CheckpointWriter(out, progress)
     try:
         if not boundary.log_sizes:  # a new folder has a checkpoint first of all: there always is one to go on from
@@ -46,7 +48,7 @@ def train(
         logs = _open_logs(progress, out, view, trackers)
         boundary = progress.update(log_sizes=logs.sizes())
         checkpoints.write(boundary)
-        for boundary in _boundaries(progress, pool, logs, view, callback or Callback()):
+        for boundary in _boundaries(progress, pool, logs, view, called):
             checkpoints.write_if_due(boundary)
     except BaseException:
         with unstoppable(), suppress(RunError):  # a disk that fails now has failed before: that is being reported
@@ -85,7 +87,7 @@ def _boundaries(
     if progress.policies is not None:
         evaluations.start()
     elif going:
-        random = progress.setup.first_fit * progress.setup.iteration_steps * progress.spec.action_repeat
+        random = progress.setup.random_steps
         view.say(f"{progress.step} steps were all random, nothing is learnt yet: that begins after {random} of them")
     view.phase("evaluating")
     _report_evaluations(callback, progress, evaluations.gather(block=True))
