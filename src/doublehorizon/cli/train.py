@@ -37,7 +37,8 @@ examples:
   doublehorizon train Hopper-v5 --horizons.distribution 20 --out runs/hopper-20
 
 The run folder holds config.json, eval.csv (test returns), progress.csv (losses and times), each seed's policy as
-policy/seed<k>.safetensors, and checkpoints. A run that was stopped goes on with: doublehorizon resume RUN"""
+policy/seed<k>.safetensors, the one with the best test as policy/best.safetensors, and checkpoints. A run that was
+stopped goes on with: doublehorizon resume RUN"""
 
 
 @dataclass
