@@ -34,6 +34,7 @@ def test_any_number_can_be_set_on_the_command_line(run_folder):
     done = command(*words)
     assert done.returncode == 0, done.stderr
     assert str(run_folder) in done.stdout and "final test return" in done.stdout
+    assert f"kept in {run_folder / 'policy' / 'best.safetensors'}" in done.stdout
     assert "step 60/60" in done.stderr
     about = json.loads((run_folder / "config.json").read_text())
     assert from_json(about["config"]) == TINY and about["seeds"] == [3]

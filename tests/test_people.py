@@ -66,24 +66,26 @@ def test_eval_repeats_itself_and_other_episodes_differ(run, capsys):
 def test_the_best_of_all_tests_is_kept_and_can_be_taken_away(run, tmp_path, capsys):
     copy = tmp_path / "run"
     shutil.copytree(run, copy)
-    kept, last = (copy / "policy" / f"{name}.safetensors" for name in ("best", "seed1"))
+    kept = copy / "policy" / "best.safetensors"
     tests = [(float(row["reward"]), int(row["step"]), row["seed"]) for row in read_rows(run / "eval.csv")]
     value, step, seed = max(test for test in tests if test[1] >= 40)  # the first 40 steps are random
     at_end = {test[2]: test[0] for test in tests if test[1] == 80}
     assert (kept.read_bytes() == (copy / "policy" / f"seed{seed}.safetensors").read_bytes()) == (step == 80)
     assert at_end[seed] <= value
-    shutil.copy(last, kept)  # now it is known which one it is
+    worse = min(at_end, key=lambda seed: at_end[seed])  # not the one that is taken by default
+    last = copy / "policy" / f"seed{worse}.safetensors"
+    shutil.copy(last, kept)
     obs = np.ones(3, np.float32)
     np.testing.assert_array_equal(dh.load_policy(copy, best=True).predict(obs)[0], dh.load_policy(last).predict(obs)[0])
     both = [
         json.loads(said(capsys, "eval", str(copy), "--episodes", "1", *words, "--json"))["returns"]
-        for words in (("--best",), ("--seeds", "1"))
+        for words in (("--best",), ("--seeds", worse))
     ]
-    assert set(both[0]) == {"best"} and set(both[1]) == {"1"}
+    assert set(both[0]) == {"best"} and set(both[1]) == {worse}
     assert said(capsys, "eval", str(copy), "--episodes", "1", "--best").startswith("best: ")
     said(capsys, "export", str(copy), str(tmp_path / "best.npz"), "--best")
-    said(capsys, "export", str(copy), str(tmp_path / "seed1.npz"), "--seed", "1")
-    one, other = (np.load(tmp_path / f"{name}.npz") for name in ("best", "seed1"))
+    said(capsys, "export", str(copy), str(tmp_path / "last.npz"), "--seed", worse)
+    one, other = (np.load(tmp_path / f"{name}.npz") for name in ("best", "last"))
     assert all(np.array_equal(one[name], other[name]) for name in one.files)
     words = "--best is one policy of all seeds"
     assert words in mistake(capsys, "eval", str(copy), "--best", "--seeds", "1")
@@ -135,6 +137,13 @@ def test_a_video_has_every_step_at_real_speed(run, tmp_path):
         assert float(stream.average_rate) == 30.0  # Pendulum's
     assert len(frames) == 200 and -2000 < total < 0
     assert frames[0].std() > 10 and not np.array_equal(frames[0], frames[50])  # a picture, and it moves
+
+
+def test_the_best_policy_is_filmed_under_its_name(run, tmp_path, capsys):
+    words = said(capsys, "video", str(run), "--best", "--out", str(tmp_path))
+    assert words.startswith(f"{tmp_path / 'best.mp4'}  (return ") and (tmp_path / "best.mp4").stat().st_size > 1000
+    total = record_video(read_run(run), 0, dh.load_policy(run, best=True), tmp_path / "again.mp4")
+    assert f"(return {total:.1f})" in words  # seed 0's first episode
 
 
 def test_aggregates_by_hand():
