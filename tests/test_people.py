@@ -185,10 +185,12 @@ def test_plot_draws_runs_and_references_of_several_tasks(run, tmp_path, capsys):
     assert said(capsys, "plot", str(run), "--x", "time", "--out", str(tmp_path / "b.png")).strip().endswith("b.png")
     assert (tmp_path / "b.png").read_bytes().startswith(b"\x89PNG")
     # a method, and its own reference, that one task alone has: neither counts over tasks
-    part = [*words[:2], f"part={tmp_path / 'runs' / 'One'}", "--reference", f"part={tmp_path / 'published'}"]
+    part = [*words[:2], f"part={tmp_path / 'runs' / 'One'}", *words[2:], f"part={tmp_path / 'published'}"]
     found = json.loads(said(capsys, *part, "--out", str(figure), "--json"))
-    assert set(found["last"]["One"]) == {"ours", "part", "part, reference"} and set(found["last"]["Two"]) == {"ours"}
-    assert set(found["over_tasks"]) == {"ours"}
+    assert set(found["last"]["One"]) == {"ours", "part", "part, reference", "published"}
+    assert set(found["last"]["Two"]) == set(found["over_tasks"]) == {"ours", "published"}
+    alone = json.loads(said(capsys, *words[:2], "--out", str(figure), "--json"))
+    assert set(alone["last"]) == {"One", "Two"} and alone["over_tasks"] == {}  # there is nothing to measure it by
     assert "holds no run" in mistake(capsys, "plot", str(tmp_path / "published"))
     assert "labels of their own" in mistake(capsys, "plot", str(run), str(run))
     assert "seed 0 is in two of the runs" in mistake(capsys, "plot", f"a={run}", f"a={run}")

@@ -165,3 +165,14 @@ def test_a_known_reward_takes_the_place_of_the_learnt_one():
     obs, act = jnp.array([[1.0], [2.0]]), jnp.array([[0.5], [0.25]])
     _, reward = imagine_step(task, line_world(), obs, act, noise)
     np.testing.assert_allclose(reward, [100 + 5 + 1.5, 200 + 2.5 + 2.25], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("unit", "can_end", "expected"),
+    [("spread", True, 4.0), ("spread", False, 4.0), ("size", True, 5.0), ("size", False, 4.0), ("one", True, 1.0)],
+)
+def test_the_unit_of_rewards_by_hand(unit, can_end, expected):
+    """Rewards of -3 on average with a spread of 4 are 5 away from 0, which is what an ended episode earns."""
+    rewards = Normalizer(jnp.array([-3.0, 7.0]), jnp.array([4.0, 9.0]))
+    world = WorldModel(line_world(2).members, identity(1), rewards)
+    assert float(world.reward_unit(TINY.with_(policy__reward_unit=unit), can_end)) == pytest.approx(expected)

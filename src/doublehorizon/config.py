@@ -178,9 +178,10 @@ class PolicyConfig:
     fifths of an episode, within 0.95..0.995; 0.995, the paper's, for episodes of 500 steps and more."""
     initial_temperature: Positive = 0.1
     """Weight of the entropy bonus before it is tuned, in units of the reward."""
-    reward_unit: Literal["spread", "one"] = "spread"
-    """In which units of the reward temperature, losses and `model.reward_noise` are measured: its standard deviation in
-    the replay, so that the scale of rewards does not matter, or 1."""
+    reward_unit: Literal["spread", "size", "one"] = "spread"
+    """In which units of the reward temperature, losses and `model.reward_noise` are measured, so that the scale of
+    rewards does not matter. spread: its standard deviation in the replay; size: where an episode may end, temperature
+    and losses by its distance from 0, which is what an ended one earns. one: none, as in the paper."""
     target_entropy_per_action: float = -1.0
     """The temperature steers the policy's entropy towards this times the number of actions."""
     updates_per_step: Positive = 2.0

@@ -22,9 +22,16 @@ distribution rollouts."""
 
 quick = Config(
     model=ModelConfig(members=4, width=128, noise="state"),
-    fit=FitConfig(batch_size=256, batches_per_step=2.0),
+    fit=FitConfig(batch_size=256, batches_per_step=2.0, recent_share=0.0),
     critic=CriticConfig(width=128),
-    policy=PolicyConfig(width=128, batch_size=64, updates_per_step=1.0, ring_capacity=12_800, states_per_refresh=1280),
+    policy=PolicyConfig(
+        width=128,
+        batch_size=64,
+        updates_per_step=1.0,
+        ring_capacity=12_800,
+        states_per_refresh=1280,
+        reward_unit="size",
+    ),
     loop=LoopConfig(seed_iterations=2, evaluate_every=5, first_actions="held", random_episodes=True),
 )
 """Small networks, short iterations, few random steps and more exploration, for a CPU and a small task of any kind."""

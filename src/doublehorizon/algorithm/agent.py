@@ -279,7 +279,7 @@ def _with_statistics(
     ended = used & (rows.terminated > 0)
     obs = fit_observations(rows.obs, used)
     change = fit_changes(rows.next_obs - rows.obs, used, obs)
-    reward = fit_rewards(rows.reward, used, ended & (config.policy.reward_unit == "spread"))
+    reward = fit_rewards(rows.reward, used, ended & (config.policy.reward_unit != "one"))
     target = jax.tree.map(lambda *parts: jnp.concatenate(parts), reward, change)
     ends = None if world.end_rewards is None else fit_end_rewards(rows.reward, ended)
     return WorldModel(world.members, obs, target, world.termination_model, ends)

@@ -28,9 +28,13 @@ class WorldModel(eqx.Module):
         """The same model, weights cast to the type in which they are multiplied: once instead of at every use."""
         return eqx.tree_at(lambda w: w.members, self, self.members.in_storage_dtype())
 
-    def reward_unit(self, config: Config) -> Float[Array, ""]:
-        """In which temperature and losses are measured."""
-        return self.target_normalizer.std[0] if config.policy.reward_unit == "spread" else jnp.ones(())
+    def reward_unit(self, config: Config, can_end: bool = False) -> Float[Array, ""]:
+        """In which temperature and losses are measured: how far rewards are from their mean or, by `size`, where an
+        episode can end, from 0, as what is at stake then is all that would have been earned."""
+        mean, std = self.target_normalizer.mean[0], self.target_normalizer.std[0]
+        if config.policy.reward_unit == "one":
+            return jnp.ones(())
+        return jnp.hypot(mean, std) if can_end and config.policy.reward_unit == "size" else std
 
 
 class StepNoise(eqx.Module):

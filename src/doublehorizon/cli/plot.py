@@ -137,9 +137,9 @@ def _run_folders(path: Path) -> list[Path]:
 
 def _scores(sets: Sets, until: int, references: dict[str, str | None]) -> dict[str, Scores]:
     """Scores of the methods that every task has, in units of the first reference's mean, or of the last method's where
-    there is no reference."""
+    there is no reference. One alone has nothing to be measured by."""
     labels = [label for label in next(iter(sets.values())) if all(label in task for task in sets.values())]
-    if not labels:
+    if len(labels) < 2:
         return {}
     unit = next((label for label in references if label in labels), labels[-1])
     curves = {task: {label: methods[label][0] for label in labels} for task, methods in sets.items()}
