@@ -18,13 +18,9 @@ def differences(one: Path, other: Path) -> list[str]:
     found = [name for name in ("eval.csv", "progress.csv") if without_times(one / name) != without_times(other / name)]
     step = checkpoint_writer.steps_kept(one)[-1]
     for name in (f"checkpoints/{step}/state.safetensors", "policy/best.safetensors"):
-        if _content(one / name) != _content(other / name):
+        if not (other / name).exists() or (one / name).read_bytes() != (other / name).read_bytes():
             found.append(str(other / name))
     return found
-
-
-def _content(path: Path) -> bytes | None:
-    return path.read_bytes() if path.exists() else None
 
 
 def without_times(path: Path) -> list[list[str]]:

@@ -40,7 +40,6 @@ class Written(Progress):
     step: Any = 0
     goal: Any = 1000
     policies: Any = None
-    setup: Any = SimpleNamespace(random_steps=10)
 
     def __init__(self, **values: Any):
         for name, value in values.items():
@@ -72,15 +71,22 @@ def test_a_run_stops_that_has_not_improved_for_some_tests():
 
 def test_the_best_policy_of_all_seeds_and_tests_is_kept(tmp_path):
     keep, file = SaveBest(tmp_path / "deep" / "best.safetensors"), tmp_path / "deep" / "best.safetensors"
-    tests = TESTS | {0: {4: 9.0, 5: 9.0}, 50: {4: 5.0, 5: 7.0}}  # random actions, before step 10, do not count
+    tests = TESTS | {0: {4: 9.0, 5: 9.0}, 50: {4: 5.0, 5: 7.0}}  # random actions, at step 0, do not count
     kept = []
     for step in tests:
         told(keep, tests, step, None if step == 0 else [policy(step), policy(step + 1.0)])
         kept.append(float(dh.load_policy(file).biases[0][0]) if file.exists() else None)
     assert kept == [None, 10.0, 10.0, 10.0, 10.0, 51.0]  # seed 4 at step 10, then seed 5 at step 50
+    assert keep.best() == SaveBest(file).best() == (7.0, 5, 50)
     file.unlink()
+    assert keep.best() is None
+    told(keep, TESTS, 30, [policy(30), policy(31)])
     told(keep, TESTS, 40, [policy(40), policy(41)])
-    assert dh.load_policy(file).biases[0][0] == 41.0  # lost: the best of now
+    assert dh.load_policy(file).biases[0][0] == 41.0  # lost: the best from then on, 4.5 after 4
+    assert keep.best() == (4.5, 5, 40)
+    (tmp_path / "deep" / "best.json").write_text("{")
+    with pytest.raises(dh.UserError, match=r"best\.json is damaged"):
+        keep.best()
 
 
 def test_a_policy_is_tested_on_another_environment_too():

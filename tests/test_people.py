@@ -67,21 +67,27 @@ def test_the_best_of_all_tests_is_kept_and_can_be_taken_away(run, tmp_path, caps
     copy = tmp_path / "run"
     shutil.copytree(run, copy)
     kept = copy / "policy" / "best.safetensors"
-    tests = [(float(row["reward"]), int(row["step"]), row["seed"]) for row in read_rows(run / "eval.csv")]
-    value, step, seed = max(test for test in tests if test[1] >= 40)  # the first 40 steps are random
-    at_end = {test[2]: test[0] for test in tests if test[1] == 80}
-    assert (kept.read_bytes() == (copy / "policy" / f"seed{seed}.safetensors").read_bytes()) == (step == 80)
-    assert at_end[seed] <= value
+    rows = [row for row in read_rows(run / "eval.csv") if int(row["step"]) >= 40]  # the first 40 steps are random
+    top = max(rows, key=lambda row: float(row["reward"]))
+    record = json.loads((copy / "policy" / "best.json").read_text())
+    assert (record["step"], record["seed"]) == (int(top["step"]), int(top["seed"]))
+    assert record["value"] == pytest.approx(float(top["reward"]), rel=1e-6)
+    at_end = {row["seed"]: float(row["reward"]) for row in rows if row["step"] == "80"}
     worse = min(at_end, key=lambda seed: at_end[seed])  # not the one that is taken by default
     last = copy / "policy" / f"seed{worse}.safetensors"
     shutil.copy(last, kept)
     obs = np.ones(3, np.float32)
     np.testing.assert_array_equal(dh.load_policy(copy, best=True).predict(obs)[0], dh.load_policy(last).predict(obs)[0])
-    both = [
-        json.loads(said(capsys, "eval", str(copy), "--episodes", "1", *words, "--json"))["returns"]
-        for words in (("--best",), ("--seeds", worse))
-    ]
-    assert set(both[0]) == {"best"} and set(both[1]) == {worse}
+    for seed in ("0", "1"):  # the best one has the episodes of the first seed
+        for name in ("seed0", "best"):
+            shutil.copy(run / "policy" / f"seed{seed}.safetensors", copy / "policy" / f"{name}.safetensors")
+        both = [
+            json.loads(said(capsys, "eval", str(copy), "--episodes", "1", *words, "--json"))["returns"]
+            for words in (("--best",), ("--seeds", "0"))
+        ]
+        assert both[0] == {"best": both[1]["0"]}
+    shutil.copy(run / "policy" / "seed0.safetensors", copy / "policy" / "seed0.safetensors")
+    shutil.copy(last, kept)
     assert said(capsys, "eval", str(copy), "--episodes", "1", "--best").startswith("best: ")
     said(capsys, "export", str(copy), str(tmp_path / "best.npz"), "--best")
     said(capsys, "export", str(copy), str(tmp_path / "last.npz"), "--seed", worse)

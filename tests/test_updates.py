@@ -214,14 +214,6 @@ def test_entropy_above_its_target_lowers_the_temperature(update):
     assert float(metrics["train/reward_unit"]) == UNIT
 
 
-def test_where_an_episode_may_end_its_whole_reward_is_at_stake():
-    config = changed(CONFIG, {"policy.reward_unit": "size"})
-    world = replace(WORLD, target_normalizer=Normalizer(jnp.array([6.0, 0, 0, 0]), WORLD.target_normalizer.std))
-    assert float(UpdateContext(config, TASK, world).reward_unit) == pytest.approx(6.5)  # 2.5 around 6
-    endless = replace(TASK, terminates=None)
-    assert float(UpdateContext(config, endless, world).reward_unit) == UNIT
-
-
 def test_the_norm_of_the_actors_gradient_is_that_of_adams_mean(update):
     *_, opt_states, _ = update
     flat = np.concatenate([x.ravel() for x in first_gradient(opt_states.actor)]) / 10.0

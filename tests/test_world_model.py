@@ -1,9 +1,12 @@
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
 
+from doublehorizon.algorithm.end_rewards import unknown_end_rewards
 from doublehorizon.algorithm.ensemble import RowAssignment, even_shares
 from doublehorizon.algorithm.normalizer import Normalizer, fit_changes, fit_observations, fit_rewards, identity
 from doublehorizon.algorithm.rollouts import draw_noise
@@ -168,11 +171,13 @@ def test_a_known_reward_takes_the_place_of_the_learnt_one():
 
 
 @pytest.mark.parametrize(
-    ("unit", "can_end", "expected"),
-    [("spread", True, 4.0), ("spread", False, 4.0), ("size", True, 5.0), ("size", False, 4.0), ("one", True, 1.0)],
+    ("unit", "ended", "expected"),
+    [("spread", True, 4.0), ("size", True, 5.0), ("size", False, 4.0), ("size", None, 4.0), ("one", True, 1.0)],
 )
-def test_the_unit_of_rewards_by_hand(unit, can_end, expected):
-    """Rewards of -3 on average with a spread of 4 are 5 away from 0, which is what an ended episode earns."""
+def test_the_unit_of_rewards_by_hand(unit, ended, expected):
+    """Rewards of -3 on average with a spread of 4 are 5 away from 0, which is what an ended episode earns. `ended`:
+    whether one has; None where none can."""
     rewards = Normalizer(jnp.array([-3.0, 7.0]), jnp.array([4.0, 9.0]))
-    world = WorldModel(line_world(2).members, identity(1), rewards)
-    assert float(world.reward_unit(TINY.with_(policy__reward_unit=unit), can_end)) == pytest.approx(expected)
+    ends = None if ended is None else replace(unknown_end_rewards(), seen=jnp.array(ended))
+    world = WorldModel(line_world(2).members, identity(1), rewards, end_rewards=ends)
+    assert float(world.reward_unit(TINY.with_(policy__reward_unit=unit))) == pytest.approx(expected)

@@ -69,7 +69,8 @@ class ModelConfig:
     """Factor on the noise that members add to imagined states; with 0 each follows its mean. None: 1 where an episode
     may end, as noise makes a policy careful that may fall, else 0."""
     reward_noise: NonNegative = 1e-3
-    """Noise on the training target of the reward, in units of `policy.reward_unit`: keeps constant rewards learnable.
+    """Noise on the training target of the reward, in units of its spread, or of 1 where `policy.reward_unit` is one:
+    keeps constant rewards learnable.
     """
 
 
@@ -179,9 +180,9 @@ class PolicyConfig:
     initial_temperature: Positive = 0.1
     """Weight of the entropy bonus before it is tuned, in units of the reward."""
     reward_unit: Literal["spread", "size", "one"] = "spread"
-    """In which units of the reward temperature, losses and `model.reward_noise` are measured, so that the scale of
-    rewards does not matter. spread: its standard deviation in the replay; size: where an episode may end, temperature
-    and losses by its distance from 0, which is what an ended one earns. one: none, as in the paper."""
+    """In which units of the reward temperature and losses are measured, so that the scale of rewards does not matter.
+    spread: its standard deviation in the replay; size: the same, but once an episode has ended its distance from 0,
+    which is what an ended one earns. one: none, as in the paper."""
     target_entropy_per_action: float = -1.0
     """The temperature steers the policy's entropy towards this times the number of actions."""
     updates_per_step: Positive = 2.0

@@ -228,7 +228,8 @@ def _best_of_all(run: Path) -> Path:
     file = best_policy_file(run)
     if not file.is_file():
         raise UserError(
-            f"{run} holds no {file.relative_to(run)}: the folder of a run does, once a policy was learnt and tested."
+            f"{run} holds no {file.relative_to(run)}. A run has it from its first test of a learnt policy on; those of "
+            "older versions have none."
         )
     return file
 

@@ -107,7 +107,7 @@ def as_examples(config: Config, world: WorldModel, rows: Transition) -> Examples
 
 def reward_noise(config: Config, world: WorldModel) -> Float[Array, ""]:
     """Scale of the noise on the training target of the reward, normalised as that is."""
-    return config.model.reward_noise * world.reward_unit(config) / world.target_normalizer.std[0]
+    return config.model.reward_noise * world.reward_spread(config) / world.target_normalizer.std[0]
 
 
 class Minibatches(eqx.Module):

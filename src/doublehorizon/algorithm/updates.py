@@ -51,7 +51,7 @@ class UpdateContext(eqx.Module):
     @property
     def reward_unit(self) -> Float[Array, ""]:
         """In which temperature and losses are measured."""
-        return self.world.reward_unit(self.config, self.task.can_end)
+        return self.world.reward_unit(self.config)
 
 
 class UpdateInputs(eqx.Module):

@@ -28,13 +28,17 @@ class WorldModel(eqx.Module):
         """The same model, weights cast to the type in which they are multiplied: once instead of at every use."""
         return eqx.tree_at(lambda w: w.members, self, self.members.in_storage_dtype())
 
-    def reward_unit(self, config: Config, can_end: bool = False) -> Float[Array, ""]:
-        """In which temperature and losses are measured: how far rewards are from their mean or, by `size`, where an
-        episode can end, from 0, as what is at stake then is all that would have been earned."""
-        mean, std = self.target_normalizer.mean[0], self.target_normalizer.std[0]
-        if config.policy.reward_unit == "one":
-            return jnp.ones(())
-        return jnp.hypot(mean, std) if can_end and config.policy.reward_unit == "size" else std
+    def reward_unit(self, config: Config) -> Float[Array, ""]:
+        """In which temperature and losses are measured: how far rewards are from their mean or, by `size`, once an
+        episode has ended, from 0, as what is at stake then is all that would have been earned."""
+        spread = self.reward_spread(config)
+        if config.policy.reward_unit != "size" or self.end_rewards is None:
+            return spread
+        return jnp.where(self.end_rewards.seen, jnp.hypot(self.target_normalizer.mean[0], spread), spread)
+
+    def reward_spread(self, config: Config) -> Float[Array, ""]:
+        """How far rewards are from their mean, where it is measured."""
+        return jnp.ones(()) if config.policy.reward_unit == "one" else self.target_normalizer.std[0]
 
 
 class StepNoise(eqx.Module):

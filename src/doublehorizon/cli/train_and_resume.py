@@ -80,6 +80,8 @@ def tracked(folder: Path, tensorboard: bool, wandb: bool) -> Iterator[list[Track
 
 def report(model: "DHMBPO", folder: Path, as_json: bool) -> None:
     """The result on stdout."""
+    from doublehorizon.training.callbacks import SaveBest  # imports JAX, which the model has done too
+
     returns = model.last_returns()
     if as_json:
         print(json.dumps({"run": str(folder), "returns": returns}))
@@ -87,10 +89,10 @@ def report(model: "DHMBPO", folder: Path, as_json: bool) -> None:
     if returns:
         mean = sum(returns.values()) / len(returns)
         print(f"final test return: {mean:.5g} (mean of {len(returns)} seed(s)){_how_good(model)}")
-    best = None if model.progress is None else model.progress.best_test()
+    kept = SaveBest(best_policy_file(folder))
+    best = kept.best()
     if best is not None:  # where returns come and go, the last policy is not the one to take away
-        kept = best_policy_file(folder)
-        print(f"best test return: {best.value:.5g} (seed {best.seed}, step {best.step}), kept in {kept}")
+        print(f"best test return: {best.value:.5g} (seed {best.seed}, step {best.step}), kept in {kept.path}")
     print(f"run folder: {folder}")
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -72,14 +72,6 @@ class RunSetup:
     def stored_at(self, iteration: int) -> int:
         """How many transitions had been stored at the end of that iteration."""
         return self.prior_rows + iteration * self.iteration_steps
-
-
-class BestTest(NamedTuple):
-    """A mean test return, and whose it was."""
-
-    value: float
-    step: int
-    seed: int
 
 
 @dataclass
@@ -174,12 +166,6 @@ class Progress:
     def last_returns(self) -> dict[int, float]:
         """The most recent test return of each seed that has one."""
         return {seed: value for step in sorted(self.returns) for seed, value in self.returns[step].items()}
-
-    def best_test(self) -> BestTest | None:
-        """The best test of a policy that was learnt, of any seed; None before the first."""
-        learnt = {step: returns for step, returns in self.returns.items() if step >= self.setup.random_steps}
-        tests = [BestTest(value, step, seed) for step in sorted(learnt) for seed, value in learnt[step].items()]
-        return max(tests, key=lambda test: test.value, default=None)  # the first of equals
 
     def update(self, **changes: Any) -> RunState:
         """The run's state with some fields changed."""

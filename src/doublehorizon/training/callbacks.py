@@ -1,16 +1,17 @@
 """Callbacks: what is called while a run trains, and those that most people want. All of them look at the run alone, so
 that a resumed run goes on as if it had never been stopped."""
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 
 from doublehorizon.acting.env_runner import EnvRunner
 from doublehorizon.acting.policy import NumpyPolicy
-from doublehorizon.atomic_files import disk_errors_reported
+from doublehorizon.atomic_files import disk_errors_reported, write_file
 from doublehorizon.envs.make import EnvLike, Simulator, describe, factory
 from doublehorizon.errors import UserError
 from doublehorizon.run.progress import Progress
@@ -74,8 +75,17 @@ class StopWithoutImprovement(Callback):
         return not earlier or max(last) > max(earlier)
 
 
+class BestTest(NamedTuple):
+    """A mean test return, and whose it was."""
+
+    value: float
+    seed: int
+    step: int
+
+
 class SaveBest(Callback):
-    """Keeps the policy with the best test return so far, of any seed, in one file that `dh.load_policy` reads."""
+    """Keeps the policy with the best test return so far, of any seed, in one file that `dh.load_policy` reads; a JSON
+    file beside it says which test that was."""
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
@@ -92,11 +102,27 @@ class SaveBest(Callback):
     def on_evaluation(self, progress: Progress, evaluation: Evaluation) -> None:
         if evaluation.policies is None:
             return
-        best = progress.best_test()
-        if (best is not None and best.step == evaluation.step) or not self.path.exists():
-            seed = max(evaluation.returns, key=lambda seed: evaluation.returns[seed])
+        seed, value = max(evaluation.returns.items(), key=lambda pair: pair[1])
+        before = self.best()
+        if before is None or value > before.value:
             with disk_errors_reported(self.path):
                 evaluation.policies[progress.seeds.index(seed)].save(self.path)
+                write_file(self._record, (json.dumps(BestTest(value, seed, evaluation.step)._asdict()) + "\n").encode())
+
+    def best(self) -> BestTest | None:
+        """The test of the policy that is kept; None where there is none."""
+        if not (self.path.exists() and self._record.exists()):
+            return None
+        try:
+            return BestTest(**json.loads(self._record.read_text()))
+        except (OSError, ValueError, TypeError) as problem:
+            raise UserError(
+                f"{self._record} is damaged ({problem}): delete it, and the next test is kept."
+            ) from problem
+
+    @property
+    def _record(self) -> Path:
+        return self.path.with_suffix(".json")
 
 
 class EvaluateOn(Callback):

@@ -9,7 +9,7 @@ from doublehorizon.training.learning_phase import SeedMetrics
 _FEW_UPDATES = 3000  # in which anything may happen
 _POOR_MODEL = 0.95  # root mean squared error, in units of the targets' spread: 1 is that of their mean
 _NARROW = 0.01  # spread of the critics' targets, as a share of the range between the bounds of Q
-_LEAST_TEMPERATURE, _MOST_TEMPERATURE = 1e-5, 10.0  # in units of the reward's spread
+_LEAST_TEMPERATURE, _MOST_TEMPERATURE = 1e-5, 10.0  # in units of the reward
 _STUCK_TESTS = 6  # after the first fit, none of which is better than random actions
 _FAR_BEHIND = 5.0  # times the spread of the other seeds
 
