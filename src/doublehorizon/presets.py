@@ -34,7 +34,8 @@ quick = Config(
     ),
     loop=LoopConfig(seed_iterations=2, evaluate_every=5, first_actions="held", random_episodes=True),
 )
-"""Small networks, short iterations, few random steps and more exploration, for a CPU and a small task of any kind."""
+"""Small networks, short iterations, few random steps and more exploration, for a CPU and a small task of any kind. All
+rows count alike in fits: once a small task is mastered, the newest say nothing of how it fails."""
 
 light = Config(
     model=ModelConfig(members=4, width=128),
