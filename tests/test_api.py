@@ -27,7 +27,10 @@ def test_a_run_folder_holds_what_it_should(trained):
     assert sorted((int(row[0]), int(row[3])) for row in rows[1:]) == [(s, k) for s in (0, 40, 80) for k in (0, 1)]
     progress = (folder / "progress.csv").read_text().splitlines()
     assert len(progress) == 1 + 2 * 3 and "model/epochs" in progress[0] and "train/critic_loss" in progress[0]
-    assert sorted(p.name for p in (folder / "policy").glob("*.safetensors")) == [
+    assert sorted(p.name for p in (folder / "policy").iterdir()) == [
+        "best.json",
+        "best.safetensors",
+        "returns.json",
         "seed0.safetensors",
         "seed1.safetensors",
     ]

@@ -69,9 +69,8 @@ class ModelConfig:
     """Factor on the noise that members add to imagined states; with 0 each follows its mean. None: 1 where an episode
     may end, as noise makes a policy careful that may fall, else 0."""
     reward_noise: NonNegative = 1e-3
-    """Noise on the training target of the reward, in units of its spread, or of 1 where `policy.reward_unit` is one:
-    keeps constant rewards learnable.
-    """
+    """Noise on the training target of the reward, in units of its spread (of 1 where `policy.reward_unit` is one). It
+    keeps constant rewards learnable."""
 
 
 @dataclass(frozen=True)
