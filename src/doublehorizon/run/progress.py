@@ -60,11 +60,6 @@ class RunSetup:
         return seed_iterations(self.config, self.spec.time_limit, self.prior_rows > 0)
 
     @property
-    def random_steps(self) -> int:
-        """Simulator steps before anything is learnt."""
-        return self.first_fit * self.iteration_steps * self.spec.action_repeat
-
-    @property
     def first_effort(self) -> float:
         """Factor on the work of the first iteration that learns."""
         return first_effort(self.config, self.spec.time_limit)

@@ -87,7 +87,7 @@ def _boundaries(
     if progress.policies is not None:
         evaluations.start()
     elif going:
-        random = progress.setup.random_steps
+        random = progress.setup.first_fit * progress.setup.iteration_steps * progress.spec.action_repeat
         view.say(f"{progress.step} steps were all random, nothing is learnt yet: that begins after {random} of them")
     view.phase("evaluating")
     _report_evaluations(callback, progress, evaluations.gather(block=True))
