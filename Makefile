@@ -13,10 +13,10 @@ quickstart: .venv/.installed
 	@echo "  $(BIN)/doublehorizon train --help-all                     # every number of the algorithm can be set"
 
 test: .venv/.dev
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 25
+	$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder --durations 25
 
 test-all: .venv/.peers
-	$(BIN)/python -m pytest -m "slow or not slow" -n 2 --dist loadfile --no-loadscope-reorder --durations 25
+	$(BIN)/python -m pytest -m "slow or not slow" -n 2 --dist loadgroup --no-loadscope-reorder --durations 25
 
 lint: .venv/.dev
 	$(BIN)/ruff format --check .

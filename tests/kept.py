@@ -1,16 +1,8 @@
-"""Runs on the disk, for tests: a config whose checkpoints are written after each iteration, and how runs compare."""
+"""How runs on the disk compare."""
 
-from dataclasses import replace
 from pathlib import Path
 
-from doublehorizon.config import LoopConfig
 from doublehorizon.run import checkpoint_writer
-from worlds import TINY
-
-EACH = LoopConfig(
-    steps_per_iteration=20, seed_iterations=2, evaluate_every=2, evaluation_episodes=1, checkpoint_every=1
-)
-CONFIG = replace(TINY, loop=EACH, fit=replace(TINY.fit, batches_per_step=0.5, recent_share=0.5))
 
 
 def differences(one: Path, other: Path) -> list[str]:

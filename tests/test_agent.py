@@ -49,7 +49,9 @@ def test_the_same_seed_twice_gives_the_same_run_bit_for_bit():
 
 def collected(seeds: list[int]) -> Progress:
     """Random steps only, stored."""
-    return run(seeds, 20)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("doublehorizon.training.train.Programs", lambda progress: None)  # nothing is compiled
+        return run(seeds, 20)
 
 
 def one_epoch_and_one_update(progress: Progress):
@@ -70,7 +72,7 @@ def one_epoch_and_one_update(progress: Progress):
 
 
 def test_seed_k_of_many_is_seed_k_alone():
-    many, alone = collected([0, 1, 2]), collected([1])
+    many, alone = collected([0, 1]), collected([1])
     for a, b in zip(leaves(many.replay), leaves(alone.replay), strict=True):
         np.testing.assert_array_equal(a[1], b[0])  # same keys, same collected data
     for together, single in zip(leaves(many.agent), leaves(alone.agent), strict=True):
@@ -109,5 +111,5 @@ def test_nothing_is_compiled_twice(monkeypatch):
             return inner(*args)
 
         monkeypatch.setattr(agent, name, Program(counted, "all-except-first" if name == "store" else "none"))
-    run([0], 120)
+    run([0, 1], 120)
     assert counts == {"store": 1, "fit_model": 1, "improve_policy": 1}

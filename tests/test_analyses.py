@@ -98,10 +98,10 @@ def test_gradients_are_measured_where_training_begins_or_in_the_replay():
 
 def test_the_noise_of_a_single_rollout_is_seen_through_the_mean_of_many():
     # one step: the slope is -2 (s + v + noise), so a single rollout's variance is 4 sigma^2
-    states = np.zeros((32, 1), np.float32)
-    found = gradients.measure(lq_seed(states, 0.25, log_noise=np.log(0.5)), (1, 2), num_states=640, num_rollouts=8)
+    states = np.zeros((128, 1), np.float32)
+    found = gradients.measure(lq_seed(states, 0.25, log_noise=np.log(0.5)), (1, 2), num_states=512, num_rollouts=8)
     assert found.noise[0] == pytest.approx(4 * 0.5**2 / 2**2 / TINY.policy.batch_size, rel=0.15)
-    assert found.num_states == 640 and found.num_rollouts == 8
+    assert found.num_states == 512 and found.num_rollouts == 8
 
 
 def test_members_that_disagree_make_single_rollouts_noisy():
@@ -241,9 +241,7 @@ def trained(tmp_path_factory):
 
     def run(name: str) -> Path:
         if not (folder / name).exists():
-            config = changed(
-                TINY, {**RELATIVES.get(name, {}), "loop.steps_per_iteration": 20, "loop.checkpoint_every": 1}
-            )
+            config = changed(TINY, {**RELATIVES.get(name, {}), "loop.steps_per_iteration": 20})
             dh.DHMBPO("Pendulum-v1", seeds=2, config=config).learn(80, out=folder / name)
         return folder / name
 
@@ -281,7 +279,9 @@ def test_a_run_s_own_critics_learn_again(trained):
 def test_a_model_is_measured_on_what_it_saw_and_fitted_again_to_less(trained):
     with open_run(trained("dhmbpo"), "cpu") as model:
         (loaded,) = loaded_seeds(model, (0,))
-        parts = model_error.split(loaded, 80, 1000)
+        holding_out = replace(loaded, config=changed(loaded.config, {"fit.batches_per_step": None}))
+        assert set(model_error.split(loaded, 80, 1000)) == {"training"}
+        parts = model_error.split(holding_out, 80, 1000)
         assert {name: len(rows.reward) for name, rows in parts.items()} == {"training": 64, "held out": 16}
         world = model_error.refitted(loaded, 40)
         assert np.isfinite(model_error.accuracy(loaded.config, world, parts["training"]).total)

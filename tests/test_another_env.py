@@ -16,7 +16,7 @@ WITH_OPTIONS = "Pendulum-v1 was made with options"
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     path = tmp_path_factory.mktemp("agent") / "agent"
-    dh.DHMBPO("Pendulum-v1", config=TINY).learn(60).save(path)
+    dh.DHMBPO("Pendulum-v1", seeds=2, config=TINY).learn(60).save(path)
     return path
 
 
@@ -26,7 +26,7 @@ def gravity(model: dh.DHMBPO) -> float:
 
 
 def test_an_agent_is_loaded_into_the_same_environment_with_options(saved):
-    model = dh.DHMBPO.load(saved, env=gym.make("Pendulum-v1", g=8.0))
+    model = dh.DHMBPO.load(saved, env=lambda: gym.make("Pendulum-v1", g=8.0))
     with pytest.warns(UserWarning, match=WITH_OPTIONS):
         model.learn(20)
     assert model.num_timesteps == 80 and model.spec.termination == "known" and gravity(model) == 8.0
@@ -60,7 +60,7 @@ def test_a_config_is_given_by_the_name_of_its_preset():
 
 def test_agents_and_policies_say_what_they_are(saved):
     model = dh.DHMBPO.load(saved)
-    assert repr(model).startswith("DHMBPO('Pendulum-v1', seeds [0], 60 steps, last test returns {0: -")
+    assert repr(model).startswith("DHMBPO('Pendulum-v1', seeds [0, 1], 60 steps, last test returns {0: -")
     assert repr(model.policies[0]) == "NumpyPolicy(3 -> 16 -> 16 -> 16 -> 1, actions within [-2, 2])"
     assert "last test returns none yet" in repr(dh.DHMBPO("Pendulum-v1", config=TINY))
 

@@ -87,7 +87,7 @@ def test_an_agent_is_saved_again_in_the_same_place(trained, tmp_path):
         model.save(run)
 
 
-def test_an_agent_of_an_unregistered_environment_needs_it_again(tmp_path):
+def test_an_agent_of_an_unregistered_environment_needs_it_again(tmp_path, only_collecting):
     model = dh.DHMBPO(lambda: gym.make("Pendulum-v1"), config=TINY).learn(20)
     model.save(tmp_path / "agent")
     with pytest.raises(dh.UserError, match="env="):
@@ -112,18 +112,19 @@ def test_a_callback_sees_each_iteration_and_can_stop():
         steps.append(progress.step)
         return len(steps) < 2
 
-    dh.DHMBPO(lambda: gym.make("Pendulum-v1"), config=TINY).learn(1000, callback=callback)
+    never = TINY.with_(termination="never")
+    dh.DHMBPO(lambda: gym.make("Pendulum-v1"), seeds=2, config=never).learn(100, callback=callback)
     assert steps == [20, 40]
 
 
 def test_steps_that_were_all_random_are_told(monkeypatch):
     told = []
     monkeypatch.setattr("doublehorizon.training.live_view.View.say", lambda self, line: told.append(line))
-    model = dh.DHMBPO("Pendulum-v1", config=TINY.with_(loop__seed_iterations=2)).learn(20)
+    model = dh.DHMBPO("Pendulum-v1", seeds=2, config=TINY).learn(20)
     words = "20 steps were all random, nothing is learnt yet: that begins after 40 of them"
     assert told.count(words) == 1
     model.learn(20)
-    assert told.count(words) == 1 and len(model.policies) == 1
+    assert told.count(words) == 1 and len(model.policies) == 2
 
 
 def test_mistakes_are_told_in_one_line(tmp_path, trained):

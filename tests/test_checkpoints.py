@@ -19,7 +19,7 @@ from doublehorizon.algorithm.devices import fetch
 from doublehorizon.run import checkpoint_writer
 from doublehorizon.signals import Stopped, stoppable
 from doublehorizon.training import learning_phase
-from kept import CONFIG, EACH, differences, without_times
+from kept import differences, without_times
 from worlds import TINY
 
 
@@ -48,12 +48,12 @@ def test_a_run_goes_on_to_more_steps(run, copy, tmp_path):
     with pytest.raises(dh.UserError, match="stands at step 140"):
         dh.DHMBPO.load(copy).resume(copy, 60)
     whole = tmp_path / "whole"
-    dh.DHMBPO("Pendulum-v1", seeds=2, config=CONFIG).learn(140, out=whole)
+    dh.DHMBPO("Pendulum-v1", seeds=2, config=TINY).learn(140, out=whole)
     assert without_times(copy / "progress.csv") == without_times(whole / "progress.csv")
 
 
 def test_learning_in_two_parts_is_learning_at_once(run, tmp_path):
-    model = dh.DHMBPO("Pendulum-v1", seeds=2, config=CONFIG)
+    model = dh.DHMBPO("Pendulum-v1", seeds=2, config=TINY)
     model.learn(60, out=tmp_path / "parts")
     model.learn(40, out=tmp_path / "parts")
     assert without_times(tmp_path / "parts" / "progress.csv") == without_times(run / "progress.csv")
@@ -61,7 +61,7 @@ def test_learning_in_two_parts_is_learning_at_once(run, tmp_path):
 
 @pytest.mark.slow
 def test_a_run_with_learnt_termination_and_several_environments_goes_on_exactly(tmp_path):
-    config = replace(CONFIG, loop=replace(EACH, num_envs=2))
+    config = replace(TINY, loop=replace(TINY.loop, num_envs=2))
     whole, cut = tmp_path / "whole", tmp_path / "cut"
 
     def model() -> dh.DHMBPO:
@@ -86,9 +86,9 @@ def test_a_run_from_records_goes_on_exactly(tmp_path):
         "terminated": np.zeros(100),
     }
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    dh.DHMBPO("Pendulum-v1", config=CONFIG, data=data).learn(40, out=whole)
+    dh.DHMBPO("Pendulum-v1", config=TINY, data=data).learn(40, out=whole)
     with pytest.raises(ZeroDivisionError):
-        dh.DHMBPO("Pendulum-v1", config=CONFIG, data=data).learn(40, out=cut, callback=lambda p: 1 // 0)
+        dh.DHMBPO("Pendulum-v1", config=TINY, data=data).learn(40, out=cut, callback=lambda p: 1 // 0)
     assert checkpoint_writer.steps_kept(cut) == [0]
     dh.DHMBPO.load(cut).resume(cut)
     assert not differences(whole, cut)
@@ -103,7 +103,7 @@ def test_another_machine_is_told(copy, monkeypatch):
 
 
 def test_an_interrupted_learn_stands_at_the_end_of_an_iteration_and_can_go_on(run, tmp_path):
-    model = dh.DHMBPO("Pendulum-v1", seeds=2, config=CONFIG)
+    model = dh.DHMBPO("Pendulum-v1", seeds=2, config=TINY)
 
     def interrupt(progress):
         if progress.step == 60:
@@ -119,7 +119,7 @@ def test_an_interrupted_learn_stands_at_the_end_of_an_iteration_and_can_go_on(ru
 
 
 def test_an_interrupt_saves_what_was_not_saved_yet(tmp_path):
-    config = replace(CONFIG, loop=replace(EACH, checkpoint_every=100))
+    config = replace(TINY, loop=replace(TINY.loop, checkpoint_every=100))
 
     def interrupt(progress):
         if progress.step == 80:
@@ -149,7 +149,7 @@ def test_a_signal_is_heard_while_the_device_works():
 
 
 def test_a_signal_inside_an_iteration_leaves_the_run_at_its_last_boundary(monkeypatch):
-    model, fetched = dh.DHMBPO("Pendulum-v1", seeds=2, config=CONFIG), learning_phase.fetch
+    model, fetched = dh.DHMBPO("Pendulum-v1", seeds=2, config=TINY), learning_phase.fetch
 
     def interrupted(tree):
         if model.num_timesteps == 60:  # the second iteration that learns has stored its steps, and is being fitted
@@ -165,7 +165,7 @@ def test_a_signal_inside_an_iteration_leaves_the_run_at_its_last_boundary(monkey
 @pytest.mark.slow
 def test_an_environment_object_goes_on_from_its_episode(tmp_path):
     env = gym.make("Pendulum-v1")
-    model = dh.DHMBPO(env, config=CONFIG).learn(60)
+    model = dh.DHMBPO(env, config=TINY).learn(60)
     model.save(tmp_path / "agent")
     model.learn(20)
     other = dh.DHMBPO.load(tmp_path / "agent", env=gym.make("Pendulum-v1")).learn(20)
@@ -190,7 +190,7 @@ def test_learning_elsewhere_in_between_leaves_the_logs_alone(copy):
 
 
 def test_an_agent_saved_in_a_callback_is_exact(run, tmp_path):
-    model = dh.DHMBPO("Pendulum-v1", seeds=2, config=CONFIG)
+    model = dh.DHMBPO("Pendulum-v1", seeds=2, config=TINY)
     model.learn(100, callback=lambda p: model.save(tmp_path / "agent") if p.step == 80 else None)
     later = dh.DHMBPO.load(tmp_path / "agent").learn(20)
     for a, b in zip(model.policies, later.policies, strict=True):
@@ -199,8 +199,8 @@ def test_an_agent_saved_in_a_callback_is_exact(run, tmp_path):
 
 @pytest.mark.slow
 def test_a_full_ring_loses_nothing_to_an_interrupt(tmp_path):
-    loop = replace(EACH, checkpoint_every=100, replay_capacity=60)
-    config = replace(CONFIG, loop=loop)
+    loop = replace(TINY.loop, checkpoint_every=100, replay_capacity=60)
+    config = replace(TINY, loop=loop)
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     dh.DHMBPO("Pendulum-v1", seeds=2, config=config).learn(160, out=whole)
     with pytest.raises(ZeroDivisionError):

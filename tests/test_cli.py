@@ -1,6 +1,7 @@
 """The commands, as a user types them."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,17 +9,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from doublehorizon.cli import _status
 from doublehorizon.config_json import from_json
 from test_recorded_data import recorded
 from worlds import TINY
 
 TINY_OPTIONS = (
     "--horizons.distribution 4 --horizons.training 3 --model.members 2 --model.width 16 --model.rollout-noise 1 "
-    "--fit.batch-size 16 --fit.batches-per-step None --fit.batches-per-epoch 2 --fit.base-epochs 2 "
+    "--fit.batch-size 16 --fit.batches-per-step 0.5 --fit.batches-per-epoch 2 --fit.base-epochs 2 "
     "--fit.first-effort 2 --critic.members 3 --critic.target-members 2 --critic.width 16 "
     "--policy.width 16 --policy.batch-size 8 --policy.discount 0.995 --policy.updates-per-step 1 "
     "--policy.refresh-every 4 --policy.ring-capacity 120 --policy.states-per-refresh 40 "
-    "--loop.steps-per-iteration 20 --loop.seed-iterations 2 --loop.evaluate-every 2 --loop.evaluation-episodes 2 "
+    "--loop.steps-per-iteration 20 --loop.seed-iterations 2 --loop.evaluate-every 2 --loop.evaluation-episodes 1 "
+    "--loop.checkpoint-every 1 "
     "--terminator.members 2 --terminator.width 8 --terminator.batch-size 16 --terminator.batches 20"
 )
 
@@ -29,23 +32,24 @@ def command(*words: str, cwd=None) -> subprocess.CompletedProcess:
     )
 
 
-def test_any_number_can_be_set_on_the_command_line(run_folder):
-    words = ["train", "Pendulum-v1", "--steps", "60", "--seed", "3", "--out", str(run_folder), *TINY_OPTIONS.split()]
+def test_any_number_can_be_set_on_the_command_line(run_folder, capsys):
+    words = ["train", "Pendulum-v1", "--steps", "60", "--seed", "3", "--seeds", "2", "--out", str(run_folder)]
+    words += TINY_OPTIONS.split()
     done = command(*words)
     assert done.returncode == 0, done.stderr
     assert str(run_folder) in done.stdout and "final test return" in done.stdout
     assert f"kept in {run_folder / 'policy' / 'best.safetensors'}" in done.stdout
     assert "step 60/60" in done.stderr
     about = json.loads((run_folder / "config.json").read_text())
-    assert from_json(about["config"]) == TINY and about["seeds"] == [3]
+    assert from_json(about["config"]) == TINY and about["seeds"] == [3, 4]
     before = sorted((p.name, p.stat().st_mtime) for p in run_folder.iterdir())
-    again = command(*words)
-    assert again.returncode == 2 and "already holds a run" in again.stderr
+    assert _status(words) == 2 and "already holds a run" in capsys.readouterr().err
     assert sorted((p.name, p.stat().st_mtime) for p in run_folder.iterdir()) == before
 
 
-def test_a_shell_completes_commands_options_and_paths(tmp_path):
-    script = command("completion", "bash").stdout
+def test_a_shell_completes_commands_options_and_paths(tmp_path, capsys):
+    assert _status(["completion", "bash"]) == 0
+    script = capsys.readouterr().out
     (tmp_path / "runs").mkdir()
 
     def completed(*words: str) -> set[str]:
@@ -79,11 +83,17 @@ def test_a_shell_completes_commands_options_and_paths(tmp_path):
         (["train", "Pendulum-v1", "--config", "a.json", "--preset", "quick"], "a.json cannot be read as a config"),
     ],
 )
-def test_a_mistake_is_one_line_and_status_2(words, told, tmp_path):
-    done = command(*words, cwd=tmp_path)
-    assert done.returncode == 2
-    assert told in done.stderr and "Traceback" not in done.stderr and len(done.stderr.strip().splitlines()) == 1
+def test_a_mistake_is_one_line_and_status_2(words, told, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert _status(words) == 2
+    err = capsys.readouterr().err
+    assert told in err and "Traceback" not in err and len(err.strip().splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_process_has_the_status_and_the_streams(tmp_path):
+    done = command("train", "Pendulm-v1", cwd=tmp_path)
+    assert done.returncode == 2 and done.stdout == "" and len(done.stderr.splitlines()) == 1
 
 
 @pytest.mark.slow
@@ -92,6 +102,7 @@ def test_an_environment_that_fails_leaves_what_was_learnt(run_folder, tmp_path):
         f"""
 import gymnasium as gym, doublehorizon as dh, sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})
+from doublehorizon.cli import _status
 from doublehorizon.config_json import from_json
 from test_recorded_data import recorded
 from worlds import TINY
@@ -116,6 +127,19 @@ except RuntimeError as problem:
     assert (run_folder / "policy" / "seed0.safetensors").exists()
 
 
+def test_a_small_agent_solves_pendulum(run_folder, monkeypatch):
+    monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "0")  # here programs run for longer than they compile
+    monkeypatch.setenv("XLA_FLAGS", f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=1")
+    small = (
+        "--preset quick --model.width 64 --critic.width 64 --policy.width 64 --model.members 2 --policy.batch-size 32 "
+        "--fit.batch-size 128 --horizons.distribution 20 --horizons.training 3 --loop.evaluate-every 100"
+    )
+    done = command("train", "Pendulum-v1", *small.split(), "--steps", "1400", "--out", str(run_folder), "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["returns"]["0"] > -250.0
+
+
+@pytest.mark.slow
 def test_quick_solves_pendulum(run_folder):
     done = command("train", "Pendulum-v1", "--preset", "quick", "--steps", "1400", "--out", str(run_folder), "--json")
     assert done.returncode == 0, done.stderr

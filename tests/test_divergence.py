@@ -23,13 +23,13 @@ def poisoned(state: AgentState, seed: int, value: float) -> AgentState:
 
 
 def train_with_poison(monkeypatch, attempts: set[int], value: float = np.nan, out=None) -> dh.DHMBPO:
-    """Four seeds; the given attempts at learning, counted from 0, end with a value in seed 2's actor."""
-    model = dh.DHMBPO("Pendulum-v1", seeds=4, config=TINY)
+    """Two seeds; the given attempts at learning, counted from 0, end with a value in seed 1's actor."""
+    model = dh.DHMBPO("Pendulum-v1", seeds=2, config=TINY)
     attempt, count = learning_phase._attempt, iter(range(100))
 
     def hurt(*arguments):
         state, metrics = attempt(*arguments)
-        return (poisoned(state, 2, value) if next(count) in attempts else state), metrics
+        return (poisoned(state, 1, value) if next(count) in attempts else state), metrics
 
     with monkeypatch.context() as patch:
         patch.setattr(learning_phase, "_attempt", hurt)
@@ -47,12 +47,12 @@ def test_a_poisoned_seed_rolls_back_and_the_others_are_bit_identical(monkeypatch
     clean = train_with_poison(monkeypatch, set())
     assert said == []
     hurt = train_with_poison(monkeypatch, {1, 2}, value)
-    assert re.match(r"diverged at step 60: seed 2 \(the largest parameter is (nan|1e\+09)", said[0]), said
-    others = np.array([0, 1, 3])
+    assert re.match(r"diverged at step 60: seed 1 \(the largest parameter is (nan|1e\+09)", said[0]), said
+    others = np.array([0])
     for a, b in zip(arrays(clean), arrays(hurt), strict=True):
         np.testing.assert_array_equal(a[others], b[others])
         assert np.isfinite(b).all()
-    assert not np.array_equal(clean.policies[2].weights[0], hurt.policies[2].weights[0])  # by other random numbers
+    assert not np.array_equal(clean.policies[1].weights[0], hurt.policies[1].weights[0])  # by other random numbers
     for seed in others:
         assert clean._progress.returns[80][seed] == hurt._progress.returns[80][seed]  # type: ignore[union-attr]
 
@@ -63,17 +63,17 @@ def test_repeats_are_logged(monkeypatch, said, run_folder):
     assert [line[: line.index(":")] for line in said] == ["diverged at step 40"] * 2 + ["diverged at step 60"]
     header, *rows = [line.split(",") for line in (run_folder / "progress.csv").read_text().splitlines()]
     repeats = {(int(row[0]), int(row[header.index("seed")])): int(row[header.index("train/repeats")]) for row in rows}
-    assert repeats == {(step, seed): 0 for step in (40, 60, 80) for seed in range(4)} | {(40, 2): 2, (60, 2): 1}
+    assert repeats == {(40, 0): 0, (60, 0): 0, (80, 0): 0, (40, 1): 2, (60, 1): 1, (80, 1): 0}
 
 
 @pytest.mark.slow
 def test_a_seed_that_keeps_diverging_ends_the_run_where_all_were_healthy(monkeypatch, said, run_folder):
-    again = r"diverged at step 80 and again in 3 repeats: seed 2 \(the largest parameter"
+    again = r"diverged at step 80 and again in 3 repeats: seed 1 \(the largest parameter"
     with pytest.raises(RunError, match=again):
         train_with_poison(monkeypatch, {2, 3, 4, 5}, out=run_folder)
     assert len(said) == 3
     saved = dh.DHMBPO.load(run_folder)
-    assert saved.num_timesteps == 60 and np.isfinite(saved.policies[2].weights[0]).all()
+    assert saved.num_timesteps == 60 and np.isfinite(saved.policies[1].weights[0]).all()
     saved.learn(20)
     clean = train_with_poison(monkeypatch, set())
     for a, b in zip(arrays(clean), arrays(saved), strict=True):
@@ -81,17 +81,17 @@ def test_a_seed_that_keeps_diverging_ends_the_run_where_all_were_healthy(monkeyp
 
 
 def test_what_explodes_without_being_infinite_is_noticed():
-    progress = dh.DHMBPO("Pendulum-v1", seeds=4, config=TINY).learn(80)._progress
+    progress = dh.DHMBPO("Pendulum-v1", seeds=2, config=TINY).learn(80)._progress
     assert progress is not None
     state, replay = progress.agent, progress.replay
 
     def evidence(state: AgentState, metrics=None) -> list[str]:
         return signs_of_divergence(0.995, progress.num_rows, replay, state, metrics or {})
 
-    assert evidence(state) == [""] * 4
+    assert evidence(state) == ["", ""]
     far = eqx.tree_at(lambda s: s.model_buffer.rows.obs, state, state.model_buffer.rows.obs.at[1, 0].set(1e7))
     assert evidence(far)[0] == "" and "imagined observations are up to" in evidence(far)[1]
-    rich = eqx.tree_at(lambda s: s.actor_critic.bounds.high, state, jnp.array([1e9, 0.0, 0.0, 0.0]))
+    rich = eqx.tree_at(lambda s: s.actor_critic.bounds.high, state, jnp.array([1e9, 0.0]))
     assert "imagined rewards" in evidence(rich)[0] and evidence(rich)[1] == ""
-    loss = {"train/critic_loss": np.array([1.0, np.inf, 1.0, 1.0]), "termination/recall": np.full(4, np.nan)}
-    assert evidence(state, loss) == ["", "train/critic_loss is inf", "", ""]
+    loss = {"train/critic_loss": np.array([1.0, np.inf]), "termination/recall": np.full(2, np.nan)}
+    assert evidence(state, loss) == ["", "train/critic_loss is inf"]

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 import re
 import shlex
 import shutil
@@ -16,7 +15,6 @@ import doublehorizon as dh
 from doublehorizon.envs.obs_layout import ObsEntry, ObsLayout
 from doublehorizon.presets import RELATIVES
 from test_cli import TINY_OPTIONS
-from test_kills import QUICKLY
 from worlds import TINY
 
 ROOT = Path(__file__).parents[1]
@@ -91,7 +89,6 @@ def complaint(line: str) -> str:
         rest += ["--steps", "0", "80"]
     done = subprocess.run(
         [sys.executable, "-m", "doublehorizon.cli", command, *rest],
-        env=os.environ | QUICKLY,
         capture_output=True,
         text=True,
         timeout=300,

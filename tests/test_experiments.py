@@ -22,8 +22,9 @@ from doublehorizon.experiments.jobs import Job, is_done, read_job
 from doublehorizon.experiments.launchers import Resources, decided, read_files, run_locally, write_files
 from doublehorizon.experiments.paper_experiments import EXPERIMENTS, jobs_of, paper_experiment
 from doublehorizon.presets import PRESETS
-from kept import CONFIG, without_times
+from kept import without_times
 from test_cli import TINY_OPTIONS
+from worlds import TINY
 
 SMALL = [
     *TINY_OPTIONS.split(),
@@ -53,7 +54,7 @@ def test_every_experiment_makes_sense_for_every_preset():
 
 
 def job(**values) -> Job:
-    return Job("Pendulum-v1", "dhmbpo", replace(CONFIG), steps=80, seeds=2, **values)
+    return Job("Pendulum-v1", "dhmbpo", replace(TINY), steps=80, seeds=2, **values)
 
 
 def test_published_curves_stand_beside_ours(tmp_path, capsys):

@@ -1,6 +1,5 @@
 """A run that is killed again and again ends as one that never was: the real command, small sizes."""
 
-import os
 import random
 import signal
 import subprocess
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from kept import differences
+from test_cli import TINY_OPTIONS
 
 # the command itself, which also says what it is doing, so that it can be killed just then
 ANNOUNCED = """
@@ -30,19 +30,7 @@ announce(evaluations.Evaluations, "start", lambda self: "testing")
 from doublehorizon.cli import main
 main()
 """
-MOMENTS = ["collecting", "fitting", "improving", "testing", "writing state", "writing checkpoint", "writing 0"]
-SIZES = """--preset quick --device cpu --model.members 2 --model.width 16 --critic.width 16 --policy.width 16
-    --policy.batch-size 8 --policy.refresh-every 4 --policy.ring-capacity 120 --policy.states-per-refresh 40
-    --horizons.distribution 4 --fit.batch-size 16 --fit.base-epochs 2 --loop.steps-per-iteration 20
-    --loop.seed-iterations 2 --loop.evaluate-every 1 --loop.evaluation-episodes 1 --checkpoint-every 1"""
-
-
-# what makes a command compile quickly
-QUICKLY = {
-    "JAX_COMPILATION_CACHE_DIR": os.environ.get("JAX_COMPILATION_CACHE_DIR", os.path.abspath(".jax_cache")),
-    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-    "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
-}
+MOMENTS = ["improving", "writing state", "collecting", "fitting", "testing", "writing checkpoint", "writing 0"]
 
 
 def start(*arguments: str, most_bytes: int | None = None) -> subprocess.Popen:
@@ -50,9 +38,7 @@ def start(*arguments: str, most_bytes: int | None = None) -> subprocess.Popen:
     command = [sys.executable, "-c", ANNOUNCED, *arguments]
     if most_bytes is not None:
         command = ["prlimit", f"--fsize={most_bytes}", *command]
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | QUICKLY
-    )
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def finish(process: subprocess.Popen) -> tuple[int, list[str]]:
@@ -62,7 +48,8 @@ def finish(process: subprocess.Popen) -> tuple[int, list[str]]:
 
 
 def train(folder: Path, seeds: int, steps: int) -> list[str]:
-    return ["train", "Pendulum-v1", *SIZES.split(), "--seeds", str(seeds), "--steps", str(steps), "--out", str(folder)]
+    sizes = [*TINY_OPTIONS.split(), "--seeds", str(seeds), "--steps", str(steps)]
+    return ["train", "Pendulum-v1", "--device", "cpu", *sizes, "--out", str(folder)]
 
 
 def kill_at(process: subprocess.Popen, moment: str, delay: float) -> bool:
@@ -97,7 +84,7 @@ def survive(tmp_path: Path, seeds: int, steps: int, kills: int) -> list[str]:
 
 
 def test_a_run_survives_being_killed(tmp_path):
-    assert not survive(tmp_path, seeds=1, steps=200, kills=3)
+    assert not survive(tmp_path, seeds=2, steps=140, kills=2)
 
 
 @pytest.mark.slow
@@ -109,12 +96,12 @@ def test_a_run_survives_being_killed_twenty_times(tmp_path, seeds):
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_signal_saves_and_says_how_to_go_on(tmp_path, number):
     folder = tmp_path / "run"
-    process = start(*train(folder, 1, 4000))
+    process = start(*train(folder, 2, 160))
     assert process.stderr is not None
     seen = 0
     for line in process.stderr:
         seen += line.startswith("doing fitting")
-        if seen == 3:
+        if seen == 2:
             break
     process.send_signal(number)
     status, words = finish(process)
@@ -123,7 +110,7 @@ def test_a_signal_saves_and_says_how_to_go_on(tmp_path, number):
     assert words[-1] == (
         f"doublehorizon: stopped. The run is saved up to step {step}; go on with: doublehorizon resume {folder}"
     )
-    assert step >= 60
+    assert step >= 40
 
 
 @pytest.mark.slow

@@ -12,12 +12,12 @@ from gymnasium.spaces import Box, Dict, Discrete
 import doublehorizon as dh
 from doublehorizon.algorithm.termination_model import untrained_termination_model
 from doublehorizon.analysis.model_error import accuracy
+from doublehorizon.cli import _status
 from doublehorizon.cli.eval import Eval
 from doublehorizon.cli.parsing import filled, parse
 from doublehorizon.cli.train import Train
 from doublehorizon.envs.gym_check import complaints
 from doublehorizon.envs.make import Simulator, describe, make
-from test_cli import TINY_OPTIONS, command
 from test_model_error import line_rows
 from worlds import TINY, line_world
 
@@ -120,7 +120,7 @@ def test_a_reward_that_is_not_finite_is_told_before_gymnasium_calls_it_random():
 
 
 def test_a_saved_agent_is_called_by_its_own_name_and_has_a_policy(tmp_path):
-    model = dh.DHMBPO(lambda: gym.make("Pendulum-v1"), config=TINY).learn(40)
+    model = dh.DHMBPO(lambda: gym.make("Pendulum-v1"), seeds=2, config=TINY.with_(termination="never")).learn(40)
     for path in (tmp_path / "agent.zip", tmp_path / "agent"):
         model.save(path)
         for name, values in dh.load_policy(path).arrays().items():
@@ -141,14 +141,13 @@ def test_a_saved_agent_is_called_by_its_own_name_and_has_a_policy(tmp_path):
         assert str(problem.value).startswith(str(tmp_path / name))
 
 
-def test_a_complete_run_says_how_it_goes_on(tmp_path):
-    run = str(tmp_path / "run")
-    assert command("train", "Pendulum-v1", "--steps", "40", "--out", run, *TINY_OPTIONS.split()).returncode == 0
-    done = command("resume", run)
-    assert done.returncode == 0 and "final test return" in done.stdout
-    assert f"is complete: it was started for 40 steps. To go on: doublehorizon resume {run} --steps N" in done.stderr
-    done = command("resume", run, "--steps", "20")
-    assert done.returncode == 2 and "stands at step 40 already, but steps is 20: give more." in done.stderr
+def test_a_complete_run_says_how_it_goes_on(copy, capsys):
+    assert _status(["resume", str(copy)]) == 0
+    out, err = capsys.readouterr()
+    assert "final test return" in out
+    assert f"is complete: it was started for 100 steps. To go on: doublehorizon resume {copy} --steps N" in err
+    assert _status(["resume", str(copy), "--steps", "20"]) == 2
+    assert "stands at step 100 already, but steps is 20: give more." in capsys.readouterr().err
 
 
 def test_rewards_of_ends_do_not_count_against_a_model_that_does_not_learn_them():

@@ -23,7 +23,7 @@ class Boiler(gym.Env):
     """Named observations, actions in [0, 5]; episodes are cut off after 10 steps, which nobody says."""
 
     observation_space = spaces.Dict(
-        {"warmth": spaces.Box(-10, 10, (1,), np.float32), "clock": spaces.Box(0, 1, (), np.float32)}
+        {"warmth": spaces.Box(-10, 10, (2,), np.float32), "clock": spaces.Box(0, 1, (), np.float32)}
     )
     action_space = spaces.Box(0.0, 5.0, (1,), np.float32)
 
@@ -38,20 +38,20 @@ class Boiler(gym.Env):
         return self._seen(), -abs(self.warmth), False, self.t == 10, {}
 
     def _seen(self):
-        return {"warmth": np.array([self.warmth], np.float32), "clock": np.array(self.t / 10, np.float32)}
+        return {"warmth": np.array([self.warmth, 0.0], np.float32), "clock": np.array(self.t / 10, np.float32)}
 
 
 SPEC = describe(Boiler())
 
 
-def recorded(num_steps: int = 200) -> dict[str, np.ndarray]:
+def recorded(num_steps: int = 120) -> dict[str, np.ndarray]:
     batch = EnvRunner(Simulator(Boiler(), SPEC), seed=0).collect(0, None, num_steps).batch
     return batch | {"act": 2.5 * (batch["act"] + 1.0)}
 
 
 def test_recorded_observations_may_have_names(tmp_path):
     rows = recorded()
-    assert SPEC.obs_names == ["clock", "warmth"]
+    assert SPEC.obs_names == ["clock", "warmth[0]", "warmth[1]"]
     named = {key: {"warmth": rows[key][:, 1:], "clock": rows[key][:, 0]} for key in ("obs", "next_obs")}
     np.savez(tmp_path / "log.npz", **{f"{k}.{n}": x for k, d in named.items() for n, x in d.items()} | {
         name: rows[name] for name in ("act", "reward", "terminated")
@@ -66,10 +66,10 @@ def test_what_is_wrong_with_recorded_arrays_names_the_array(tmp_path):
     rows = recorded()
     (tmp_path / "b.log").write_text("hello")
     for source, words in (
-        (rows | {"reward": rows["reward"][:199]}, "199 rows of reward, but 200 of obs"),
-        (rows | {"reward": ["a"] * 200}, "something else as reward, but an array of numbers"),
+        (rows | {"reward": rows["reward"][:119]}, "119 rows of reward, but 120 of obs"),
+        (rows | {"reward": ["a"] * 120}, "something else as reward, but an array of numbers"),
         (rows | {"act": {"a": 1}}, "a dict as act"),
-        (rows | {"obs": rows["obs"][:5, :1]}, r"obs of the shape \(5, 1\).*needs \(5, 2\): clock, warmth"),
+        (rows | {"obs": rows["obs"][:5, :1]}, r"obs of the shape \(5, 1\).*needs \(5, 3\): clock, warmth"),
         (tmp_path / "b.log", r"b.log cannot be read as an .npz file of transitions: it is none\.$"),
     ):
         with pytest.raises(UserError, match=words):
@@ -80,38 +80,46 @@ def test_the_length_of_recorded_episodes_is_seen():
     rows = recorded()
     assert longest_recorded_cut(rows) == 10
     assert longest_recorded_cut({name: x[:12] for name, x in rows.items()}) == 10  # the first is the only whole one
-    order = np.random.default_rng(0).permutation(200)
+    order = np.random.default_rng(0).permutation(120)
     assert longest_recorded_cut({name: x[order] for name, x in rows.items()}) == 0  # nothing follows anything
-    ended = rows | {"terminated": (np.arange(200) % 10 == 9).astype(np.float32)}
+    ended = rows | {"terminated": (np.arange(120) % 10 == 9).astype(np.float32)}
     assert longest_recorded_cut(ended) == 0  # they ended by themselves
     short = {name: x[:7] for name, x in rows.items()}
     assert longest_recorded_cut(short) == 0  # one episode, not over
 
 
-def test_a_run_on_recorded_steps_takes_the_discount_of_their_episodes(said):
+def test_a_run_on_recorded_steps_takes_the_discount_of_their_episodes(said, monkeypatch, only_collecting):
+    seen = []
+
+    def learn(progress, *_):
+        seen.append(progress.task.episode_steps)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("doublehorizon.training.train.learn", learn)
     model = dh.DHMBPO(Boiler, config=TINY.with_(policy__discount=None), data=recorded())
-    model.learn(20)
-    assert model.progress is not None and model.progress.task.episode_steps == 10
+    with pytest.raises(KeyboardInterrupt):
+        model.learn(20)
+    assert seen == [10]
     assert "config.with_(loop__time_limit=...)" in said[0]
 
 
 @pytest.fixture(scope="module")
 def learnt() -> dh.DHMBPO:
-    config = TINY.with_(loop__time_limit=10)  # nothing is to be noted
-    return dh.DHMBPO(Boiler, config=config, data=recorded()).learn(np.int64(20))
+    config = TINY.with_(loop__time_limit=10, termination="never")  # nothing is to be noted
+    return dh.DHMBPO(Boiler, config=config).learn(np.int64(60))
 
 
 def test_an_observation_that_is_not_finite_gets_no_action(learnt, tmp_path):
-    seen = {"warmth": np.array([np.nan]), "clock": 0.5}
-    with pytest.raises(UserError, match="the observation has warmth nan, but this policy needs finite"):
+    seen = {"warmth": np.array([np.nan, 0.0]), "clock": 0.5}
+    with pytest.raises(UserError, match=r"the observation has warmth\[0\] nan, but this policy needs finite"):
         learnt.predict(seen)
     with pytest.raises(UserError, match="the observation's warmth is text"):
-        learnt.predict(seen | {"warmth": ["a"]})
+        learnt.predict(seen | {"warmth": ["a", "b"]})
     export_policy(learnt.policies[0], tmp_path / "p.npz")
     scope: dict = {}
     exec((tmp_path / "p.py").read_text(), scope)
     act = scope["Policy"](tmp_path / "p.npz")
-    assert np.isfinite(act(seen | {"warmth": np.zeros(1)})).all()
+    assert np.isfinite(act(seen | {"warmth": np.zeros(2)})).all()
     with pytest.raises(ValueError, match="not finite"):
         act(seen)
     with pytest.raises(UserError, match="was exported for use elsewhere"):

@@ -12,7 +12,7 @@ from worlds import TINY
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("agents") / "run"
-    return dh.DHMBPO("Pendulum-v1", config=TINY).learn(60, out=folder), folder
+    return dh.DHMBPO("Pendulum-v1", seeds=2, config=TINY).learn(60, out=folder), folder
 
 
 def test_one_file_holds_all_that_a_folder_does(trained, tmp_path):

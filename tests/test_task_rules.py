@@ -86,21 +86,21 @@ def test_the_longest_episode_that_was_cut_off_is_noted_and_none_that_ended():
     assert longest(1.0, 11) == 0  # ends and is cut in the same step: it has ended
 
 
-def test_a_value_looks_no_further_than_episodes_that_the_environment_cuts_off(tmp_path, capsys):
+def test_a_value_looks_no_further_than_episodes_that_the_environment_cuts_off(tmp_path, capsys, only_collecting):
     """Seen in the first steps, before anything is learnt; kept in the checkpoint."""
-    model = dh.DHMBPO(Cutting, config=FREE)
+    model = dh.DHMBPO(lambda: Cutting(12), config=FREE)
     assert model.spec.time_limit == 1000
-    model.learn(40, out=tmp_path / "run", progress_bar=True)
+    model.learn(20, out=tmp_path / "run", progress_bar=True)
     progress = model.progress
-    assert progress.state.cut_after == 25 == progress.task.episode_steps
+    assert progress.state.cut_after == 12 == progress.task.episode_steps
     assert discount(progress.config, progress.task.episode_steps) == 0.95
-    assert "episodes are cut off after 25 steps; the discount is 0.95" in capsys.readouterr().err
+    assert "episodes are cut off after 12 steps; the discount is 0.95" in capsys.readouterr().err
     again = dh.DHMBPO.load(tmp_path / "run", env=Cutting)
     assert again.progress.task == progress.task
 
 
-def test_what_the_time_limit_says_is_not_news(capsys):
-    model = dh.DHMBPO(lambda: gym.wrappers.TimeLimit(Cutting(1000), 25), config=FREE)
-    model.learn(40, progress_bar=True)
-    assert model.progress.state.cut_after is None and model.progress.task.episode_steps == 25
+def test_what_the_time_limit_says_is_not_news(capsys, only_collecting):
+    model = dh.DHMBPO(lambda: gym.wrappers.TimeLimit(Cutting(1000), 12), config=FREE)
+    model.learn(20, progress_bar=True)
+    assert model.progress.state.cut_after is None and model.progress.task.episode_steps == 12
     assert "cut off after" not in capsys.readouterr().err

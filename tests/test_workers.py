@@ -16,6 +16,7 @@ from doublehorizon.envs.make import describe, factory, make
 from doublehorizon.errors import RunError, UserError
 
 SPEC = describe(make("Pendulum-v1"))
+pytestmark = pytest.mark.processes
 
 
 def pool(seeds: list[int], in_process: bool = False, env="Pendulum-v1") -> WorkerPool:

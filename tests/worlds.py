@@ -27,7 +27,7 @@ from doublehorizon.config import (
 TINY = Config(
     horizons=Horizons(distribution=4, training=3),
     model=ModelConfig(members=2, width=16, rollout_noise=1.0),
-    fit=FitConfig(batch_size=16, batches_per_step=None, batches_per_epoch=2, base_epochs=2.0, first_effort=2.0),
+    fit=FitConfig(batch_size=16, batches_per_step=0.5, batches_per_epoch=2, base_epochs=2.0, first_effort=2.0),
     critic=CriticConfig(members=3, target_members=2, width=16),
     policy=PolicyConfig(
         width=16,
@@ -38,7 +38,9 @@ TINY = Config(
         ring_capacity=120,
         states_per_refresh=40,
     ),
-    loop=LoopConfig(steps_per_iteration=20, seed_iterations=2, evaluate_every=2, evaluation_episodes=2),
+    loop=LoopConfig(
+        steps_per_iteration=20, seed_iterations=2, evaluate_every=2, evaluation_episodes=1, checkpoint_every=1
+    ),
     terminator=TerminatorConfig(members=2, width=8, batch_size=16, batches=20),
 )
 

@@ -140,7 +140,18 @@ def _fit_batches_and_epochs(config: Config, task: Task, num_rows: int, steps: in
     return batches, epochs
 
 
-# -- the three programs: arrays have a leading seed axis ---------------------------------------------------
+# -- the programs: arrays have a leading seed axis ----------------------------------------------------------
+
+
+@eqx.filter_jit
+def untrained(config: Config, task: Task, capacity: int, seeds: Int[Array, " seed"]) -> tuple[AgentState, ReplayBuffer]:
+    """Each seed's untrained agent and empty replay."""
+
+    def one_seed(seed: Int[Array, ""]) -> tuple[AgentState, ReplayBuffer]:
+        sizes = (task.obs_size, task.act_size, config.model.members, config.fit.held_out_every)
+        return initial_state(config, task, seed), replays.empty(capacity, *sizes)
+
+    return over_seeds(jax.vmap(one_seed), seeds)
 
 
 @program(donate="all-except-first")
@@ -215,19 +226,20 @@ def _improve_policy(
     learner = (actor_critic, state.opt_states or fresh_opt_states(config, actor_critic))
     learner, _ = repeat(critic_only_update, num_critic_updates, context, starts, learner, key_critics)
 
-    def one_round(i, carry):
-        (actor_critic, opt_states), buffer, _ = carry
+    @jax.jit  # traced once, for the shapes and for the loop
+    def one_round(i, learner, buffer):
         key_refresh, key_updates = jr.split(jr.fold_in(key_rounds, i))
-        buffer = refresh(context, num_rows, replay, actor_critic, buffer, key_refresh)
+        buffer = refresh(context, num_rows, replay, learner[0], buffer, key_refresh)
         starts = start_states(config, num_rows, replay, buffer)
-        num_updates, learner = config.policy.refresh_every, (actor_critic, opt_states)
-        learner, metrics = repeat(joint_update, num_updates, context, starts, learner, key_updates)
+        learner, metrics = repeat(joint_update, config.policy.refresh_every, context, starts, learner, key_updates)
         metrics = {name: jnp.mean(value) for name, value in metrics.items()}
         return learner, buffer, metrics | {"train/actor_gradient_norm": actor_gradient_norm(learner[1])}
 
-    shapes = jax.eval_shape(lambda: one_round(0, (learner, buffer, None))[-1])
-    no_metrics = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
-    carry = jax.lax.fori_loop(0, budget.num_rounds, one_round, (learner, buffer, no_metrics))
+    first = jnp.zeros((), jnp.int32)
+    shapes = jax.eval_shape(one_round, first, learner, buffer)
+    no_metrics = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes[-1])
+    carry = (learner, buffer, no_metrics)
+    carry = jax.lax.fori_loop(first, budget.num_rounds, lambda i, carry: one_round(i, *carry[:2]), carry)
     (actor_critic, opt_states), buffer, metrics = carry
     kept = opt_states if config.policy.keep_moments else None
     return AgentState(state.world, actor_critic, kept, buffer, key), metrics

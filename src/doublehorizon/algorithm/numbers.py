@@ -1,5 +1,5 @@
-"""The numbers of a config that programs take as arguments: other values of them are other arguments of the same
-program, so that nothing is compiled anew for another learning rate or discount."""
+"""What compiled programs depend on: some numbers of a config are their arguments, and what the host does with it does
+not concern them. Nothing is compiled again for another learning rate, discount or evaluation period."""
 
 import copy
 from typing import Any
@@ -25,6 +25,9 @@ NUMBERS = (
 """Those that only enter the arithmetic, and not the shape of what is computed."""
 
 
+_DEFAULT = Config()
+
+
 class SplitConfig(eqx.Module):
     """A config as a program's argument: its numbers, which are traced, and the rest, which is static."""
 
@@ -41,7 +44,10 @@ def split_config(config: Config) -> SplitConfig:
     found = {name: _get(config, name) for name in NUMBERS}
     numbers = {name: value for name, value in found.items() if value is not None}
     arrays = {name: jnp.asarray(value, jnp.float32) for name, value in numbers.items()}
-    return SplitConfig(_with_numbers(config, dict.fromkeys(numbers, ...)), arrays)
+    rest = _with_numbers(config, dict.fromkeys(numbers, ...))
+    for name in ("loop", "termination", "deterministic"):
+        object.__setattr__(rest, name, getattr(_DEFAULT, name))
+    return SplitConfig(rest, arrays)
 
 
 def _get(config: Config, name: str) -> Any:

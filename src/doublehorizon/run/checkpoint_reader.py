@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load
 
 from doublehorizon import __version__
+from doublehorizon.algorithm.agent import untrained
 from doublehorizon.algorithm.devices import Devices, find_devices, place
 from doublehorizon.algorithm.replay_buffer import ReplayBuffer
 from doublehorizon.atomic_files import digest, existing_folder
@@ -23,12 +24,11 @@ from doublehorizon.envs.make import EnvSpec, Termination
 from doublehorizon.errors import UserError
 from doublehorizon.run import replay_files
 from doublehorizon.run.checkpoint_writer import FORMAT, canonical, machine, steps_kept
-from doublehorizon.run.prior_knowledge import PriorKnowledge
+from doublehorizon.run.prior_knowledge import PriorKnowledge, make_task
 from doublehorizon.run.progress import (
     Machinery,
     Progress,
     RunSetup,
-    blank_seed,
     capacity_for,
     fetch_policies,
     largest_capacity,
@@ -226,9 +226,9 @@ def _check_functions(saved: SavedCheckpoint, spec: EnvSpec, knowledge: PriorKnow
 def _assembled(saved: SavedCheckpoint, spec: EnvSpec, devices: Devices, knowledge: PriorKnowledge) -> Progress:
     about, config, prior_rows = saved.about, saved.config, int(saved.about["prior_rows"])
     capacity = capacity_for(config, spec, saved.goal, prior_rows)
-    blank = blank_seed(config, spec, knowledge, capacity)
     seeds = jax.ShapeDtypeStruct((len(saved.seeds),), jnp.int32)
-    agent_shapes, replay_shapes = eqx.filter_eval_shape(jax.vmap(blank), seeds)
+    task = make_task(spec, knowledge)
+    agent_shapes, replay_shapes = eqx.filter_eval_shape(untrained, config, task, capacity, seeds)
     setup = RunSetup(config, spec, saved.seeds, devices, knowledge, prior_rows, saved.given)
     state = decode(about, saved.arrays, agent_shapes, spec)
     agent = place(devices, state.agent)

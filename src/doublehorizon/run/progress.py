@@ -1,10 +1,8 @@
 """A run in memory, as three records: what never changes, what a checkpoint holds, and the machinery."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +12,7 @@ from doublehorizon.acting.policy import NumpyPolicy
 from doublehorizon.algorithm import agent
 from doublehorizon.algorithm import replay_buffer as replays
 from doublehorizon.algorithm.agent import AgentState
-from doublehorizon.algorithm.devices import Devices, find_devices, over_seeds
+from doublehorizon.algorithm.devices import Devices, find_devices, place
 from doublehorizon.algorithm.replay_buffer import ReplayBuffer
 from doublehorizon.algorithm.types import Task, Transition
 from doublehorizon.config import Config
@@ -135,7 +133,9 @@ class Progress:
 
     @property
     def task(self) -> Task:
-        return make_task(self.spec, self.setup.knowledge, self.state.cut_after)
+        task = make_task(self.spec, self.setup.knowledge, self.state.cut_after)
+        # only the rule for the discount asks how long episodes are; without it, every length is the same program
+        return task if self.config.policy.discount is None else replace(task, episode_steps=None)
 
     @property
     def step(self) -> int:
@@ -219,28 +219,16 @@ def begin(
 ) -> Progress:
     """An untrained run with `capacity` rows in each replay (see `capacity_for`); what was recorded before is in it."""
     knowledge = knowledge or PriorKnowledge()
-    try_functions(spec.name, make_task(spec, knowledge))
-    blank = blank_seed(config, spec, knowledge, capacity)
-    state, replay = eqx.filter_jit(lambda seeds: over_seeds(jax.vmap(blank), seeds))(jnp.asarray(seeds))
+    task = make_task(spec, knowledge)
+    try_functions(spec.name, task)
     devices = devices or find_devices(None, len(seeds))
+    blank = agent.untrained(config, task, capacity, jnp.asarray(seeds))
+    state, replay = place(devices, blank)  # as those of a run that is read from a file: the same programs serve both
     setup = RunSetup(config, spec, seeds, devices, knowledge, knowledge.num_rows, knowledge.given)
     progress = Progress(setup, RunState(state, spec.termination), Machinery(replay))
     if knowledge.data is not None:
         progress.store({name: np.stack([rows] * len(seeds)) for name, rows in knowledge.data.items()})
     return progress
-
-
-def blank_seed(
-    config: Config, spec: EnvSpec, knowledge: PriorKnowledge, capacity: int
-) -> Callable[[jax.Array], tuple[AgentState, ReplayBuffer]]:
-    """A function from a seed to its untrained agent and empty replay."""
-    task = make_task(spec, knowledge)
-    sizes = (spec.obs_size, spec.act_size, config.model.members, config.fit.held_out_every)
-
-    def one_seed(seed: jax.Array) -> tuple[AgentState, ReplayBuffer]:
-        return agent.initial_state(config, task, seed), replays.empty(capacity, *sizes)
-
-    return one_seed
 
 
 def fetch_policies(setup: RunSetup, state: AgentState) -> list[NumpyPolicy]:

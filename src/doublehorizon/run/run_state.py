@@ -114,31 +114,13 @@ def _agent(shapes: AgentState, arrays: dict[str, np.ndarray]) -> AgentState:
     leaves, structure = jax.tree.flatten(shapes)
     found = []
     for name, leaf in zip(_leaf_names(shapes), leaves, strict=True):
-        stored = _stored(arrays, name)
+        stored = arrays[f"agent{name}"]
         is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
         data = jax.eval_shape(jr.key_data, leaf) if is_key else leaf
         if stored.shape != data.shape or stored.dtype != data.dtype:
             raise ValueError(f"{name} is {stored.dtype}{stored.shape}, not {data.dtype}{data.shape}")
         found.append(jr.wrap_key_data(jnp.asarray(stored)) if is_key else stored)
     return jax.tree.unflatten(structure, found)
-
-
-_FORMER_NAMES = {
-    ".actor_critic": ".policy",
-    ".opt_states": ".moments",
-    ".model_buffer": ".ring",
-    ".world.termination_model": ".world.terminator",
-}
-"""What parts of the agent were called in the first checkpoints, as in `tests/data/version-0.1`."""
-
-
-def _stored(arrays: dict[str, np.ndarray], name: str) -> np.ndarray:
-    """The array of that name, or of its former one: a ring of states had no field `obs`."""
-    former = name
-    for now, then in _FORMER_NAMES.items():
-        former = then + name.removeprefix(now) if name.startswith(now) else former
-    names = [f"agent{candidate}" for candidate in (name, former, former.removesuffix(".obs"))]
-    return arrays[next((candidate for candidate in names if candidate in arrays), names[0])]
 
 
 def _pending(arrays: dict[str, np.ndarray], num_seeds: int, step: str, test: dict[str, Any]) -> PendingEvaluation:
