@@ -1,8 +1,9 @@
 # Everything a fresh machine needs: git, Python 3.11 or newer, make.
 PYTHON ?= python3
 BIN := .venv/bin
+INSTALL := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: quickstart test test-all lint docs clean
+.PHONY: quickstart test test-all test-pythons lint docs clean
 
 quickstart: .venv/.installed
 	$(BIN)/doublehorizon train Pendulum-v1 --preset quick --steps 2000 --out runs/quickstart
@@ -12,11 +13,17 @@ quickstart: .venv/.installed
 	@echo "  $(BIN)/doublehorizon train InvertedPendulum-v5 --preset quick --steps 3000"
 	@echo "  $(BIN)/doublehorizon train --help-all                     # every number of the algorithm can be set"
 
-test: .venv/.dev
-	$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder --durations 25
+PYTEST := -m pytest -n 2 --dist loadgroup --no-loadscope-reorder --durations 10
+
+test: .venv/.test
+	$(BIN)/python $(PYTEST)
 
 test-all: .venv/.peers
-	$(BIN)/python -m pytest -m "slow or not slow" -n 2 --dist loadgroup --no-loadscope-reorder --durations 25
+	$(BIN)/python $(PYTEST) -m "slow or not slow"
+
+# with each Python that is installed, and with the oldest versions of all dependencies
+test-pythons:
+	benchmarks/test_pythons.sh
 
 lint: .venv/.dev
 	$(BIN)/ruff format --check .
@@ -31,15 +38,20 @@ docs: .venv/.dev
 	$(PYTHON) -m venv .venv
 
 .venv/.installed: .venv/bin/python pyproject.toml
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	$(BIN)/python $(INSTALL) -e .
 	@touch $@
 
-.venv/.dev: .venv/bin/python pyproject.toml
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+.venv/.test: .venv/bin/python pyproject.toml
+	$(BIN)/python $(INSTALL) -e '.[test]'
+	$(BIN)/python $(INSTALL) --no-deps dm_control  # Python 3.13 and newer: see pyproject.toml
 	@touch $@ .venv/.installed
 
+.venv/.dev: .venv/.test
+	$(BIN)/python $(INSTALL) -e '.[test,dev]'
+	@touch $@
+
 .venv/.peers: .venv/.dev
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,peers]'
+	$(BIN)/python $(INSTALL) -e '.[peers]'
 	@touch $@
 
 clean:

@@ -6,11 +6,14 @@ is tested (`pytestmark = pytest.mark.processes`).
 """
 
 import ctypes
+import gc
 import os
+import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,12 +22,12 @@ import pytest
 ROOT = Path(__file__).parents[1]
 QUICK_FLAG = "--xla_cpu_use_fusion_emitters=false"  # halves the time of a compilation
 PROBE = [sys.executable, "-c", "import jax; jax.devices()"]
-MOST_MAPPINGS = 6_000  # a tiny run's programs have 1,300 memory mappings and 200 MB
+MOST_MEMORY = 1.1e9  # bytes; a tiny run's programs have 200 MB
 
 # files whose runs share programs, in the order in which they run
 RUNS = [
     *("checkpoints", "damage", "api", "best_policy", "people", "saved_agent", "another_env", "mistakes"),
-    *("training_returns", "divergence", "agent", "analyses", "docs", "relatives"),
+    *("training_returns", "divergence", "agent", "analyses", "docs", "experiments", "replay_forward", "relatives"),
     *("named_runs", "own_data_and_controllers", "task_rules", "any_env"),
 ]
 FIRST = ("runs", "kills", "cli", "workers")  # groups that take longest begin first
@@ -34,9 +37,10 @@ def _use_quick_compilation() -> None:
     """Set what makes compilation quick, for all processes that are started from here."""
     os.environ |= {
         "JAX_COMPILATION_CACHE_DIR": os.environ.get("JAX_COMPILATION_CACHE_DIR") or str(_cache_folder()),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
         "JAX_NUMPY_RANK_PROMOTION": "raise",
+        "MALLOC_ARENA_MAX": "2",  # what the compiler's threads free is used again
     }
     flags = os.environ.get("XLA_FLAGS", "")
     quick = os.environ | {"XLA_FLAGS": f"{flags} {QUICK_FLAG}".strip()}
@@ -77,6 +81,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(pytest.mark.xdist_group(group(item)))
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print how each test that failed is run alone."""
+    for report in (*terminalreporter.stats.get("failed", ()), *terminalreporter.stats.get("error", ())):
+        command = shlex.join([os.path.relpath(sys.executable), "-m", "pytest", report.nodeid])
+        terminalreporter.write_line(f"to repeat it: {command}")
+
+
 @pytest.fixture
 def run_folder(tmp_path: Path) -> Path:
     return tmp_path / "run"
@@ -99,16 +110,32 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of 100 steps with its last checkpoints at 60, 80 and 100; leave it as it is."""
+def traced_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Counter[str]]:
+    """A run of 100 steps with its last checkpoints at 60, 80 and 100, and how often each function was traced."""
+    import jax
+
     import doublehorizon as dh
     from worlds import TINY
 
+    traced: Counter[str] = Counter()
+
+    def count(event: str, seconds: float, **about: str) -> None:
+        if event.endswith("jaxpr_trace_duration"):
+            traced[about["fun_name"]] += 1
+
+    jax.clear_caches()
+    jax.monitoring.register_event_duration_secs_listener(count)
     folder = tmp_path_factory.mktemp("run") / "run"
     with pytest.MonkeyPatch.context() as patch:
         _stay_in_this_process(patch)
         dh.DHMBPO("Pendulum-v1", seeds=2, config=TINY).learn(100, out=folder)
-    return folder
+    return folder, traced.copy()
+
+
+@pytest.fixture(scope="session")
+def run(traced_run: tuple[Path, Counter[str]]) -> Path:
+    """The run; leave it as it is."""
+    return traced_run[0]
 
 
 @pytest.fixture
@@ -140,10 +167,13 @@ def _stay_in_this_process(patch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def room_for_programs():
-    """All tests run in one process, and each compiles programs."""
+    """Compiled programs are dropped where this process has become large."""
     yield
-    from doublehorizon.algorithm.devices import forget_programs  # not above: what is imported later is type-checked
+    sizes = Path("/proc/self/statm")
+    if sizes.exists() and int(sizes.read_text().split()[1]) * os.sysconf("SC_PAGESIZE") > MOST_MEMORY:
+        import jax
 
-    if forget_programs(MOST_MAPPINGS):
+        jax.clear_caches()
+        gc.collect()
         with suppress(OSError, AttributeError):  # glibc keeps what is freed unless it is asked
             ctypes.CDLL("libc.so.6").malloc_trim(0)

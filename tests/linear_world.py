@@ -1,5 +1,6 @@
 """Replays of a linear world, and untrained models of it."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -14,6 +15,7 @@ from doublehorizon.algorithm.world_model import WorldModel
 from worlds import TINY
 
 
+@eqx.filter_jit
 def problem(num_seeds: int, num_rows: int = 200):
     """Replays of a linear world, and untrained models with their statistics."""
     key_obs, key_act, key_store, key_model = jr.split(jr.key(0), 4)

@@ -9,7 +9,6 @@ import pytest
 from doublehorizon.acting.env_runner import WorkerSpec
 from doublehorizon.acting.workers import WorkerPool
 from doublehorizon.algorithm import agent
-from doublehorizon.algorithm.devices import Program
 from doublehorizon.algorithm.start_states import start_states
 from doublehorizon.algorithm.updates import (
     UpdateContext,
@@ -99,17 +98,11 @@ def test_a_seed_full_of_nan_leaves_the_others_alone():
         np.testing.assert_array_equal(clean[1], poisoned[1])
 
 
-def test_nothing_is_compiled_twice(monkeypatch):
-    # each program is traced once, the longer first iteration and a growing replay notwithstanding
-    counts = {}
-    for name in ("store", "fit_model", "improve_policy"):
-        program = getattr(agent, name)
-        inner = program.__wrapped__
-
-        def counted(*args, inner=inner, name=name):
-            counts[name] = counts.get(name, 0) + 1
-            return inner(*args)
-
-        monkeypatch.setattr(agent, name, Program(counted, "all-except-first" if name == "store" else "none"))
-    run([0, 1], 120)
-    assert counts == {"store": 1, "fit_model": 1, "improve_policy": 1}
+def test_nothing_is_compiled_twice(traced_run):
+    """The longer first iteration and a growing replay are the same programs."""
+    _, traced = traced_run
+    assert {name: traced[name] for name in ("store", "fit_model", "improve_policy")} == {
+        "store": 1,
+        "fit_model": 1,
+        "improve_policy": 1,
+    }

@@ -1,6 +1,7 @@
 """Analyses against values known by hand: a linear-quadratic world, a critic that is right, a model that is known."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -235,27 +236,28 @@ def test_the_normalised_error_is_a_median():
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
+def trained(tmp_path_factory, run):
     """A tiny run of the algorithm or of one of its relatives, by name."""
     folder = tmp_path_factory.mktemp("analyses")
+    shutil.copytree(run, folder / "dhmbpo")
 
-    def run(name: str) -> Path:
+    def named(name: str) -> Path:
         if not (folder / name).exists():
             config = changed(TINY, {**RELATIVES.get(name, {}), "loop.steps_per_iteration": 20})
             dh.DHMBPO("Pendulum-v1", seeds=2, config=config).learn(80, out=folder / name)
         return folder / name
 
-    return run
+    return named
 
 
 @pytest.mark.parametrize("name", ["dhmbpo", "sac", *(pytest.param(x, marks=pytest.mark.slow) for x in ("svg", "mbpo"))])
 def test_critic_targets_of_every_relative(trained, name):
     with open_run(trained(name), "cpu") as model:
         (loaded,) = loaded_seeds(model, (1,))
-        found = critic_targets.target_stats(loaded, 80, 3, jr.key(0))
+        found = critic_targets.target_stats(loaded, loaded.num_rows, 3, jr.key(0))
     horizon = max(1, loaded.config.horizons.training)
     assert found.targets.shape == (3 * 8,) and found.soft_rewards.shape == (3 * 8 * horizon,)
-    assert found.rewards.shape == (80,) and found.rewards.min() >= -16.3 and found.low <= found.high
+    assert found.rewards.shape == (loaded.num_rows,) and found.rewards.min() >= -16.3 and found.low <= found.high
     assert 0 <= found.outside <= 1
 
 
@@ -280,17 +282,17 @@ def test_a_model_is_measured_on_what_it_saw_and_fitted_again_to_less(trained):
     with open_run(trained("dhmbpo"), "cpu") as model:
         (loaded,) = loaded_seeds(model, (0,))
         holding_out = replace(loaded, config=changed(loaded.config, {"fit.batches_per_step": None}))
-        assert set(model_error.split(loaded, 80, 1000)) == {"training"}
-        parts = model_error.split(holding_out, 80, 1000)
-        assert {name: len(rows.reward) for name, rows in parts.items()} == {"training": 64, "held out": 16}
+        assert set(model_error.split(loaded, 100, 1000)) == {"training"}
+        parts = model_error.split(holding_out, 100, 1000)
+        assert {name: len(rows.reward) for name, rows in parts.items()} == {"training": 80, "held out": 20}
         world = model_error.refitted(loaded, 40)
         assert np.isfinite(model_error.accuracy(loaded.config, world, parts["training"]).total)
-        assert len(model_error.later(loaded, 60, 1000).reward) == 20 and model_error.later(loaded, 80, 1000) is None
-        with pytest.raises(dh.UserError, match="but the run has 80"):
-            model_error.refitted(loaded, 100)
+        assert len(model_error.later(loaded, 80, 1000).reward) == 20 and model_error.later(loaded, 100, 1000) is None
+        with pytest.raises(dh.UserError, match="but the run has 100"):
+            model_error.refitted(loaded, 120)
 
 
-def test_a_run_without_policies_cannot_be_analysed(tmp_path):
+def test_a_run_without_policies_cannot_be_analysed(tmp_path, only_collecting):
     dh.DHMBPO("Pendulum-v1", config=TINY).learn(20, out=tmp_path / "run")
     with pytest.raises(dh.UserError, match="has not learnt a policy yet"), open_run(tmp_path / "run", "cpu"):
         pass

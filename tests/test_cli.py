@@ -47,9 +47,8 @@ def test_any_number_can_be_set_on_the_command_line(run_folder, capsys):
     assert sorted((p.name, p.stat().st_mtime) for p in run_folder.iterdir()) == before
 
 
-def test_a_shell_completes_commands_options_and_paths(tmp_path, capsys):
-    assert _status(["completion", "bash"]) == 0
-    script = capsys.readouterr().out
+def test_a_shell_completes_commands_options_and_paths(tmp_path):
+    script = command("completion", "bash").stdout
     (tmp_path / "runs").mkdir()
 
     def completed(*words: str) -> set[str]:

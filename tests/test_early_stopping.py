@@ -30,15 +30,16 @@ def test_the_paired_test_is_scipys_z_test_over_the_rows_that_count():
 
 
 def test_validation_rows_are_distinct_and_cover_all_stretches():
-    chance = jr.uniform(jr.key(0), (64,))
+    spread_out = jax.jit(fits.spread_out)
+    chance = np.asarray(jr.uniform(jr.key(0), (64,)))
     for available in (64, 65, 100, 127, 128, 1000, 2_000_000):
-        chosen = np.asarray(fits.spread_out(chance, jnp.asarray(available)))
+        chosen = np.asarray(spread_out(chance, available))
         assert len(set(chosen.tolist())) == 64 and chosen.min() >= 0 and chosen.max() < available
         assert np.all(np.abs(chosen * 64 / available - np.arange(64)) <= 1 + 64 / available)
-    first, last = (np.asarray(fits.spread_out(jnp.full(64, u), jnp.asarray(1000))) for u in (0.0, 0.9999))
+    first, last = (np.asarray(spread_out(np.full(64, u, np.float32), 1000)) for u in (0.0, 0.9999))
     np.testing.assert_array_equal(first, np.arange(64) * 1000 // 64)
     np.testing.assert_array_equal(last, np.arange(1, 65) * 1000 // 64 - 1)
-    few = np.asarray(fits.spread_out(chance, jnp.asarray(10)))
+    few = np.asarray(spread_out(chance, 10))
     np.testing.assert_array_equal(few[:10], np.arange(10))
     assert few.max() == 9
 
@@ -89,8 +90,8 @@ def test_each_seed_fits_as_it_would_alone():
 
 
 @pytest.mark.parametrize("side_by_side", [True, False])
-@pytest.mark.parametrize("epochs", [[3, 9, 1, 7, 5, 2], [4, 4, 4, 4], [1], [2, 8]])
-def test_seeds_stop_one_by_one_and_keep_their_places(monkeypatch, epochs, side_by_side):
+@pytest.mark.parametrize("cases", [[[3, 9, 1, 7, 5, 2], [4, 4, 4, 4, 4, 4]], [[1]], [[2, 8]]])
+def test_seeds_stop_one_by_one_and_keep_their_places(monkeypatch, cases, side_by_side):
     monkeypatch.setattr(fits, "on_gpu", lambda: side_by_side)
 
     # in place of an epoch: count, and stop at the seed's own limit, which is hidden in its data
@@ -100,21 +101,29 @@ def test_seeds_stop_one_by_one_and_keep_their_places(monkeypatch, epochs, side_b
         new = eqx.tree_at(lambda s: (s.epoch, s.best_error), state, (state.epoch + 1, error))
         return eqx.tree_at(lambda s: s.active, new, state.active & (new.epoch < data.reward_noise))
 
-    num_seeds = len(epochs)
-    replay, world = problem(num_seeds)
-    some = limits(1, 1)
-    data = jax.vmap(lambda r, w: fits._prepare(TINY, some, r, w, jr.key(0)))(replay, world)
-    data = eqx.tree_at(lambda d: d.reward_noise, data, jnp.asarray(epochs, jnp.float32))
-    state = jax.vmap(lambda d, w: fits._begin(TINY, some, d, w.members, jr.key(0)))(data, world)
-    state = eqx.tree_at(lambda s: s.best_error, state, jnp.zeros(num_seeds))
     monkeypatch.setattr(fits, "_epoch", epoch)
-    done = fits._run(TINY, some, data, state)
-    assert done.epoch.tolist() == epochs and not done.active.any()
-    np.testing.assert_allclose(done.best_error, np.square(epochs))
-    for kept, given in zip(jax.tree.leaves(done.members), jax.tree.leaves(world.members), strict=True):
-        np.testing.assert_array_equal(kept, given)
+    num_seeds = len(cases[0])
+    replay, world = problem(num_seeds)
+
+    @jax.jit
+    def run(epochs):
+        some = limits(1, 1)
+        data = jax.vmap(lambda r, w: fits._prepare(TINY, some, r, w, jr.key(0)))(replay, world)
+        data = eqx.tree_at(lambda d: d.reward_noise, data, epochs)
+        state = jax.vmap(lambda d, w: fits._begin(TINY, some, d, w.members, jr.key(0)))(data, world)
+        state = eqx.tree_at(lambda s: s.best_error, state, jnp.zeros(num_seeds))
+        done = fits._run(TINY, some, data, state)
+        return done.epoch, done.active, done.best_error, done.members
+
+    for epochs in cases:
+        count, active, error, members = run(np.array(epochs, np.float32))
+        assert count.tolist() == epochs and not active.any()
+        np.testing.assert_allclose(error, np.square(epochs))
+        for kept, given in zip(jax.tree.leaves(members), jax.tree.leaves(world.members), strict=True):
+            np.testing.assert_array_equal(kept, given)
 
 
+@eqx.filter_jit
 def numbered(capacity: int, num_rows: int) -> tuple:
     """A replay whose rows are numbered by their observation, what a fit makes of it, and which rows are held out."""
     obs = jnp.arange(float(capacity))[:, None] * jnp.ones((1, 3))
@@ -123,14 +132,14 @@ def numbered(capacity: int, num_rows: int) -> tuple:
     world = jax.tree.map(lambda x: x[0], problem(1)[1])
     world = eqx.tree_at(lambda w: (w.obs_normalizer, w.target_normalizer), world, (identity(3), identity(4)))
     data = fits._prepare(TINY, budget(num_rows, 2), replay, world, jr.key(1))
-    held_out = np.asarray(replays.validation_rows(replay, jnp.arange(capacity // 5)))
-    return replay, data, held_out
+    return replay, data, replays.validation_rows(replay, jnp.arange(capacity // 5))
 
 
 def test_held_out_rows_are_validated_on_and_never_trained_on():
     replay, data, held_out = numbered(100, 100)
     trained, validated = (np.asarray(x.inputs[:, 0]).astype(int) for x in (data.training, data.validation))
-    assert set(trained) == set(range(100)) - set(held_out) and set(validated) == set(held_out)
+    held_out = set(np.asarray(held_out).tolist())
+    assert set(trained) == set(range(100)) - held_out and set(validated) == held_out
     np.testing.assert_array_equal(data.weight, replay.weight[trained])  # rows keep their weights
     np.testing.assert_array_equal(data.training.target[:, 0], trained)  # and their rewards
 
@@ -148,7 +157,7 @@ def test_minibatches_are_drawn_from_all_stored_rows_and_no_others(monkeypatch):
     world = jax.tree.map(lambda x: x[0], problem(1)[1])
     fits._epoch(TINY, budget(50, 2), data, fits._begin(TINY, budget(50, 2), data, world.members, jr.key(2)))
     rows = np.asarray(drawn[0].examples.inputs[..., 0]).astype(int)
-    assert set(rows.ravel()) == set(range(50)) - set(held_out)
+    assert set(rows.ravel()) == set(range(50)) - set(np.asarray(held_out).tolist())
     assert len(np.unique(drawn[0].dropout)) == drawn[0].dropout.size  # each row of each member drops other units
 
 
@@ -160,8 +169,13 @@ def test_an_improvement_starts_the_patience_anew():
 
 def test_only_held_out_rows_that_are_stored_count_in_a_validation():
     replay, world = jax.tree.map(lambda x: x[0], problem(1))
-    data = fits._prepare(TINY, budget(50, 2), replay, world, jr.key(0))  # ten of them, in a chunk of sixteen
-    score, error = fits._validate(TINY, budget(50, 2), data.validation, world.members)
+
+    @jax.jit
+    def validated():
+        data = fits._prepare(TINY, budget(50, 2), replay, world, jr.key(0))  # ten of them, in a chunk of sixteen
+        return data, *fits._validate(TINY, budget(50, 2), data.validation, world.members)
+
+    data, score, error = validated()
     inputs, target = data.validation.inputs[:10], data.validation.target[:10]
     each = [jax.tree.map(lambda x, k=k: x[k], world.members)(inputs) for k in range(2)]
     mean, log_noise = (jnp.stack(x) for x in zip(*each, strict=True))

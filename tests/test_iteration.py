@@ -10,7 +10,6 @@ import pytest
 
 from doublehorizon import presets
 from doublehorizon.algorithm import agent
-from doublehorizon.algorithm import replay_buffer as replays
 from doublehorizon.algorithm.start_states import start_states
 from doublehorizon.algorithm.types import Task, Transition
 from doublehorizon.algorithm.updates import UpdateContext, draw_inputs
@@ -84,9 +83,8 @@ def one_seed(config: Config = KEEPING) -> tuple:
     """An untrained agent and a replay of 20 random rows, with a seed axis."""
     obs = jr.normal(jr.key(1), (1, 20, 3))
     rows = Transition(obs, obs[..., :1], obs[..., 0], obs + 1.0, jnp.zeros((1, 20)))
-    seeds, sizes = jnp.array([0]), (40, 3, 1, config.model.members, 5)
-    state = jax.vmap(lambda seed: agent.initial_state(config, TASK, seed))(seeds)
-    return agent.store((rows, state), jax.vmap(lambda _: replays.empty(*sizes))(seeds))
+    state, empty = agent.untrained(config, TASK, 40, jnp.array([0]))
+    return agent.store((rows, state), empty)
 
 
 def test_updates_are_as_many_as_planned_and_moments_last():

@@ -49,16 +49,20 @@ def test_scores_add_up_dimensions_but_for_rewards_that_are_learnt_with_an_end():
 
 
 def test_weights_decide_how_much_a_row_counts():
-    replay, world = jax.tree.map(lambda x: x[0], problem(1))
-    members = world.members
-    opt_state = fits.begin_optimizer(TINY, members)
-    examples = jax.tree.map(lambda x: x[:32].reshape(2, 16, -1), fits.as_examples(TINY, world, replay.rows))
-    weight = jnp.ones((2, 16, 2)).at[..., 0].set(0.0)
-    batches = fits._draw(TINY, lambda key, shape: (examples, weight), jnp.zeros(()), jr.key(5))
-    batch = jax.tree.map(lambda x: x[0], batches)
-    stepped, _ = fits._gradient_step(TINY, members, opt_state, batch)
-    change = jax.tree.map(lambda a, b: a - b, stepped, members)
-    first, second = (jax.tree.map(lambda x, m=m: x[m], change) for m in (0, 1))
+    members = jax.tree.map(lambda x: x[0], problem(1)[1].members)
+
+    @jax.jit
+    def change():
+        replay, world = jax.tree.map(lambda x: x[0], problem(1))
+        opt_state = fits.begin_optimizer(TINY, members)
+        examples = jax.tree.map(lambda x: x[:32].reshape(2, 16, -1), fits.as_examples(TINY, world, replay.rows))
+        weight = jnp.ones((2, 16, 2)).at[..., 0].set(0.0)
+        batches = fits._draw(TINY, lambda key, shape: (examples, weight), jnp.zeros(()), jr.key(5))
+        batch = jax.tree.map(lambda x: x[0], batches)
+        stepped, _ = fits._gradient_step(TINY, members, opt_state, batch)
+        return jax.tree.map(lambda a, b: a - b, stepped, members)
+
+    first, second = (jax.tree.map(lambda x, m=m: np.asarray(x)[m], change()) for m in (0, 1))
     # member 0 has no weight on any row: only its weight decay moves it
     decay = -TINY.fit.learning_rate * TINY.model.weight_decay[0] * members.mlp.layers[0].weight[0]
     np.testing.assert_allclose(first.mlp.layers[0].weight, decay, atol=2e-7)  # a float32 ulp of the weights
@@ -67,15 +71,20 @@ def test_weights_decide_how_much_a_row_counts():
 
 def one_step(config, change=lambda batch: batch):
     """The change of the members in one gradient step on rows that they already predict."""
-    world = jax.tree.map(lambda x: x[0], problem(1)[1])
-    inputs, members = jr.normal(jr.key(3), (16, 5)), world.members
-    first = jax.tree.map(lambda x: x[0], members)
-    members = jax.tree.map(lambda x: jnp.stack([x, x]), first)
-    examples = fits.Examples(inputs, first(inputs)[0])
-    seeds = jnp.arange(32, dtype=jnp.uint32).reshape(2, 16)
-    batch = change(fits.Minibatches(examples, jnp.ones((16, 2)), jnp.zeros((2, 16)), seeds))
-    after, _ = fits._gradient_step(config, members, fits._optimizer(config).init(members), batch)
-    return jax.tree.map(lambda a, b: a - b, after, members)
+
+    @jax.jit
+    def step():
+        world = jax.tree.map(lambda x: x[0], problem(1)[1])
+        inputs, members = jr.normal(jr.key(3), (16, 5)), world.members
+        first = jax.tree.map(lambda x: x[0], members)
+        members = jax.tree.map(lambda x: jnp.stack([x, x]), first)
+        examples = fits.Examples(inputs, first(inputs)[0])
+        seeds = jnp.arange(32, dtype=jnp.uint32).reshape(2, 16)
+        batch = change(fits.Minibatches(examples, jnp.ones((16, 2)), jnp.zeros((2, 16)), seeds))
+        after, _ = fits._gradient_step(config, members, fits._optimizer(config).init(members), batch)
+        return jax.tree.map(lambda a, b: a - b, after, members)
+
+    return step()
 
 
 def test_the_noise_of_the_reward_is_on_the_reward():
@@ -134,6 +143,11 @@ def test_a_share_of_each_minibatch_comes_from_the_newest_fifth():
     assert fits._rows_by_age(config, budget(200), full, uniform).tolist() == [[9, 170, 9, 10]]
 
 
+def compiled_anew():
+    """The fit with what a test has put in place of its parts: another function, so it is not the program of `fit`."""
+    return eqx.filter_jit(lambda *arguments: fits.fit(*arguments))
+
+
 def test_a_little_fit_has_as_many_minibatches_as_planned(monkeypatch):
     def count(config, members, opt_state, batch):
         del config, batch
@@ -141,7 +155,7 @@ def test_a_little_fit_has_as_many_minibatches_as_planned(monkeypatch):
 
     monkeypatch.setattr(fits, "_gradient_step", count)
     replay, world = problem(2)
-    fitted, metrics = fits.fit(LITTLE, budget(200, 3, epochs=7), replay, world, jr.split(jr.key(1), 2))
+    fitted, metrics = compiled_anew()(LITTLE, budget(200, 3, epochs=7), replay, world, jr.split(jr.key(1), 2))
     np.testing.assert_allclose(fitted.members.log_noise - world.members.log_noise, 21.0, rtol=1e-6)
     assert metrics["model/epochs"].tolist() == [7, 7]
 
@@ -155,8 +169,9 @@ def test_each_epoch_has_rows_of_its_own(monkeypatch):
 
     monkeypatch.setattr(fits, "train_epoch", first_rows)
     replay, world = problem(1)
+    counted = compiled_anew()
     once, twice = (
-        fits.fit(LITTLE, budget(200, epochs=n), replay, world, jr.split(jr.key(1), 1))[0].members.log_noise
+        counted(LITTLE, budget(200, epochs=n), replay, world, jr.split(jr.key(1), 1))[0].members.log_noise
         for n in (1, 2)
     )
     second = np.asarray(twice - once)

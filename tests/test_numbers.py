@@ -8,7 +8,6 @@ import pytest
 
 from doublehorizon import presets
 from doublehorizon.algorithm import agent
-from doublehorizon.algorithm import replay_buffer as replays
 from doublehorizon.algorithm.devices import Program
 from doublehorizon.algorithm.numbers import NUMBERS, split_config
 from doublehorizon.algorithm.types import Task, Transition
@@ -47,14 +46,18 @@ def test_a_config_is_whole_again_and_its_rest_does_not_know_the_numbers():
     assert one.rest != split_config(changed(SET, {"policy.width": 7})).rest
 
 
-def learnt(config: Config, fit, improve) -> list[np.ndarray]:
-    """What an untrained agent learns in an iteration from 20 rows, one of which ended its episode."""
+@pytest.fixture(scope="module")
+def begun() -> tuple:
+    """A replay of 20 rows, one of which ended its episode, and an untrained agent."""
     obs = jr.normal(jr.key(1), (1, 20, 3))
     rows = Transition(obs, obs[..., :1], obs[..., 0], obs + 1.0, jnp.zeros((1, 20)).at[0, 3].set(1.0))
-    state = jax.vmap(lambda seed: agent.initial_state(config, TASK, seed))(jnp.array([0]))
-    empty = jax.vmap(lambda _: replays.empty(40, 3, 1, config.model.members, 5))(jnp.array([0]))
-    replay, state = agent.store((rows, state), empty)
-    work = budget(20)
+    state, empty = agent.untrained(SET, TASK, 40, jnp.array([0]))
+    return agent.store((rows, state), empty)
+
+
+def learnt(begun: tuple, config: Config, fit, improve) -> list[np.ndarray]:
+    """What the agent learns in an iteration."""
+    (replay, state), work = begun, budget(20)
     state, _ = fit(config, work, replay, state)
     state, _ = improve(config, TASK, 20, work, replay, state)
     return [np.asarray(x) for x in jax.tree.leaves((state.world, state.actor_critic))]
@@ -76,12 +79,12 @@ def programs() -> tuple:
     return counted(agent.fit_model), counted(agent.improve_policy)
 
 
-def test_other_numbers_compile_nothing_anew_and_change_what_is_learnt(programs):
+def test_other_numbers_compile_nothing_anew_and_change_what_is_learnt(programs, begun):
     (fit, fits), (improve, improvements) = programs
-    first = learnt(SET, fit, improve)
+    first = learnt(begun, SET, fit, improve)
     for name, value in OTHERS.items():
-        other = learnt(changed(SET, {name: value}), fit, improve)
+        other = learnt(begun, changed(SET, {name: value}), fit, improve)
         assert any(not np.array_equal(a, b) for a, b in zip(first, other, strict=True)), name
     assert (len(fits), len(improvements)) == (1, 1)
-    for a, b in zip(first, learnt(SET, fit, improve), strict=True):
+    for a, b in zip(first, learnt(begun, SET, fit, improve), strict=True):
         np.testing.assert_array_equal(a, b)

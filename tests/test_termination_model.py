@@ -17,7 +17,7 @@ from doublehorizon.algorithm.normalizer import Normalizer, identity
 from doublehorizon.algorithm.rollouts import distribution_rollout, draw_noise, no_perturbations, training_rollout
 from doublehorizon.algorithm.termination_model import TerminationModel, fit_termination_model
 from doublehorizon.algorithm.termination_model import untrained_termination_model as untrained
-from doublehorizon.algorithm.types import Task, Transition
+from doublehorizon.algorithm.types import Budget, Task, Transition
 from doublehorizon.algorithm.world_model import WorldModel, imagine_end
 from doublehorizon.config import TerminatorConfig
 from worlds import ConstantActor, LineMlp, budget, line_world, random_actor
@@ -28,23 +28,36 @@ TASK = Task(1, 1, None, learns_termination=True)
 
 def stored(obs: np.ndarray, terminated: np.ndarray) -> replays.ReplayBuffer:
     """Steps that stay where they are."""
-    rows = Transition(*(jnp.asarray(x, jnp.float32) for x in (obs, 0 * obs, obs[:, 0], obs, terminated)))
-    return replays.add(replays.empty(len(obs), 1, 1, 2, 5), rows, jr.key(0))
+    arrays = (obs, 0 * obs, obs[:, 0], obs, terminated)
+    return filled(Transition(*(jnp.asarray(x, jnp.float32) for x in arrays)))
+
+
+@eqx.filter_jit
+def filled(rows: Transition) -> replays.ReplayBuffer:
+    return replays.add(replays.empty(len(rows.reward), 1, 1, 2, 5), rows, jr.key(0))
 
 
 def fitted(
-    replay: replays.ReplayBuffer, config: TerminatorConfig = CONFIG, holds_out: bool = True
+    replay: replays.ReplayBuffer, batches: int = CONFIG.batches, holds_out: bool = True
 ) -> tuple[TerminationModel, dict]:
-    work = budget(replay.rows.reward.shape[0], ends=config.batches)
-    before = untrained(config, 1, 1, jr.key(1))
-    fit = eqx.filter_jit(lambda *inputs: fit_termination_model(config, holds_out, work, *inputs))
+    return fit(budget(replay.rows.reward.shape[0], ends=batches), replay, holds_out)
+
+
+@eqx.filter_jit
+def fit(work: Budget, replay: replays.ReplayBuffer, holds_out: bool) -> tuple[TerminationModel, dict]:
+    before = untrained(CONFIG, 1, 1, jr.key(1))
     ends = fit_end_rewards(replay.rows.reward, replay.rows.terminated > 0)
-    return fit(before, identity(1), ends, replay, jr.key(2))
+    return fit_termination_model(CONFIG, holds_out, work, before, identity(1), ends, replay, jr.key(2))
 
 
 def probability(model: TerminationModel, obs: list[float]) -> np.ndarray:
-    column = jnp.asarray(obs, jnp.float32)[:, None]
-    return np.asarray(model.predict(identity(1), column, 0 * column, column)[0])
+    column = np.asarray(obs, np.float32)[:, None]
+    return np.asarray(predict(model, column)[0])
+
+
+@eqx.filter_jit
+def predict(model: TerminationModel, column) -> tuple:
+    return model.predict(identity(1), column, 0 * column, column)
 
 
 def test_before_the_first_end_it_predicts_none():
@@ -78,7 +91,7 @@ def test_a_rare_chance_is_given_as_such():
     """Ends that nothing foretells: their probability is their share, however often the minibatches show them."""
     rng = np.random.default_rng(0)
     obs, ends = rng.normal(size=(20_000, 1)), rng.random(20_000) < 0.01
-    model, _ = fitted(stored(obs, ends), dataclasses.replace(CONFIG, batches=100))
+    model, _ = fitted(stored(obs, ends), batches=100)
     assert np.mean(probability(model, list(rng.normal(size=200)))) == pytest.approx(0.01, rel=0.5)
 
 
@@ -159,7 +172,7 @@ def test_frequent_ends_have_their_true_odds_too():
     """Ends that nothing foretells, in half of all steps."""
     rng = np.random.default_rng(0)
     obs, ends = rng.normal(size=(20_000, 1)), rng.random(20_000) < 0.5
-    model, _ = fitted(stored(obs, ends), dataclasses.replace(CONFIG, batches=100))
+    model, _ = fitted(stored(obs, ends), batches=100)
     assert np.mean(probability(model, list(rng.normal(size=200)))) == pytest.approx(0.5, abs=0.04)
 
 

@@ -48,6 +48,7 @@ def leaves(tree) -> list[np.ndarray]:
     return [np.asarray(x) for x in jax.tree.leaves(eqx.filter(tree, eqx.is_inexact_array))]
 
 
+@eqx.filter_jit
 def learnt() -> ActorCritic:
     """As if it had learnt: critics that differ, targets behind them, known bounds."""
     fresh = untrained_actor_critic(CONFIG, TASK, jr.key(1), jr.key(2))
@@ -72,6 +73,7 @@ def update():
     return before, inputs, after, opt_states, metrics
 
 
+@eqx.filter_jit
 def rolled(actor, inputs) -> Rollout:
     perturbations = no_perturbations(TASK, inputs.noise)
     return training_rollout(TASK, CONTEXT.world, actor, inputs.start.obs, inputs.noise, perturbations)
@@ -123,10 +125,11 @@ def test_the_actor_follows_critics_that_are_already_updated(update):
         last_q = jnp.mean(scaled(values(critics, rollout.obs[-1], rollout.act[-1]), bounds), axis=0)
         return -jnp.mean(expanded(rollout, last_q, UNIT * jnp.exp(before.log_temperature), first_bonus=True))
 
-    value, gradient = jax.value_and_grad(loss)(before.actor, after.critics, after.bounds)
+    slope = eqx.filter_jit(jax.value_and_grad(loss))
+    value, gradient = slope(before.actor, after.critics, after.bounds)
     assert_close(first_gradient(opt_states.actor), [x / UNIT for x in leaves(gradient)])
     np.testing.assert_allclose(metrics["train/actor_loss"], value, rtol=1e-4)
-    stale = jax.grad(loss)(before.actor, before.critics, after.bounds)
+    _, stale = slope(before.actor, before.critics, after.bounds)
     apart = [np.abs(a - b).max() / np.abs(b).max() for a, b in zip(leaves(gradient), leaves(stale), strict=True)]
     assert min(apart) > 1e-2  # ten times what the comparison above allows
     # Adam's first step goes against the gradient, as far as the learning rate
@@ -143,10 +146,15 @@ def test_the_actors_gradient_is_that_through_the_whole_rollout(update):
         start, noise = inputs.start.obs, inputs.noise
         return training_rollout(TASK, CONTEXT.world, before.actor, start, noise, perturbations)
 
-    rollout, pull_back = jax.vjp(roll, perturbations)
-    cotangents = jax.grad(lambda rollout: actor_objective(CONTEXT, before, rollout))(rollout)
-    ours = actor_gradient(CONTEXT, before.actor, rollout.obs, *pull_back(cotangents))
-    directly = jax.grad(lambda actor: actor_objective(CONTEXT, before, rolled(actor, inputs)))(before.actor)
+    @jax.jit
+    def through_perturbations():
+        rollout, pull_back = jax.vjp(roll, perturbations)
+        cotangents = jax.grad(lambda rollout: actor_objective(CONTEXT, before, rollout))(rollout)
+        return actor_gradient(CONTEXT, before.actor, rollout.obs, *pull_back(cotangents))
+
+    ours = through_perturbations()
+    objective = lambda actor: actor_objective(CONTEXT, before, rolled(actor, inputs))  # noqa: E731
+    directly = eqx.filter_jit(jax.grad(objective))(before.actor)
     assert_close(leaves(ours), leaves(directly))
     assert all(np.abs(x).max() > 1e-5 for x in leaves(directly))
 
@@ -154,17 +162,22 @@ def test_the_actors_gradient_is_that_through_the_whole_rollout(update):
 def test_the_critics_step_towards_the_expanded_value(update):
     before, inputs, after, opt_states, metrics = update
     rollout = rolled(before.actor, inputs)
-    temperature, discount = UNIT * np.exp(before.log_temperature), CONFIG.policy.discount
-    bounds = update_bounds(CONFIG.critic, discount, True, before.bounds, rollout, jnp.asarray(temperature))
-    last = values(before.target_critics, rollout.obs[-1], rollout.act[-1])[inputs.target_indices]
-    least = jnp.clip(jnp.min(scaled(last, bounds), axis=0), bounds.low, bounds.high)
-    total = expanded(rollout, least, jnp.asarray(temperature), first_bonus=False)
+
+    @jax.jit
+    def targets():
+        temperature, discount = UNIT * jnp.exp(before.log_temperature), CONFIG.policy.discount
+        bounds = update_bounds(CONFIG.critic, discount, True, before.bounds, rollout, temperature)
+        last = values(before.target_critics, rollout.obs[-1], rollout.act[-1])[inputs.target_indices]
+        least = jnp.clip(jnp.min(scaled(last, bounds), axis=0), bounds.low, bounds.high)
+        return bounds, expanded(rollout, least, temperature, first_bonus=False)
+
+    bounds, total = targets()
 
     def loss(critics):
         q = scaled(values(critics, rollout.obs[0], rollout.act[0], inputs.dropout_seeds), bounds)
         return jnp.sum(jnp.mean(jnp.square(q - total[None]), axis=1))
 
-    value, gradient = jax.value_and_grad(loss)(before.critics)
+    value, gradient = eqx.filter_jit(jax.value_and_grad(loss))(before.critics)
     assert_close(first_gradient(opt_states.critics), [x / UNIT**2 for x in leaves(gradient)])
     np.testing.assert_allclose(metrics["train/critic_loss"], value / CONFIG.critic.members, rtol=1e-4)
     np.testing.assert_allclose(metrics["train/q_target"], total.mean(), rtol=1e-4)

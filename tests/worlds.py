@@ -1,5 +1,6 @@
 """Worlds that can be solved in one's head, as models, and the tiny config that tests share."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -120,11 +121,13 @@ def no_noise(horizon: int, batch_size: int, obs_size: int = 1, act_size: int = 1
     )
 
 
+@eqx.filter_jit
 def random_world(obs_size: int, act_size: int, num_members: int, seed: int = 0) -> WorldModel:
     members = ensemble(lambda k: Dynamics(TINY.model, obs_size, act_size, k), num_members, jr.key(seed))
     return WorldModel(members, identity(obs_size), identity(1 + obs_size))
 
 
+@eqx.filter_jit
 def random_actor(obs_size: int, act_size: int, seed: int = 0) -> Actor:
     return Actor(TINY.policy, obs_size, act_size, jr.key(seed))
 

@@ -130,16 +130,14 @@ def use_compilation_cache() -> None:
         jax.config.update("jax_compilation_cache_dir", str(base / "doublehorizon" / "jax"))
 
 
-def forget_programs(most_mappings: int = 30_000) -> bool:
+def forget_programs(most_mappings: int = 30_000) -> None:
     """Drop compiled programs that nobody uses any more, if they hold many of the memory mappings that Linux grants a
-    process (65,530 by default); return whether they were dropped. A program on a CPU has thousands, and beyond the
-    limit XLA crashes: without this, at about the tenth agent that one process trains."""
+    process (65,530 by default). A program on a CPU has thousands, and beyond the limit XLA crashes: without this, at
+    about the tenth agent that one process trains."""
     mappings = Path("/proc/self/maps")
-    if not mappings.exists() or len(mappings.read_bytes().splitlines()) <= most_mappings:
-        return False
-    jax.clear_caches()
-    gc.collect()
-    return True
+    if mappings.exists() and len(mappings.read_bytes().splitlines()) > most_mappings:
+        jax.clear_caches()
+        gc.collect()
 
 
 @functools.cache
