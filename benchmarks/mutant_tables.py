@@ -326,7 +326,7 @@ TABLES["algorithm/agent.py"] = (
         ("(s.world, s.key), state, (world, key)", "(s.world, s.key), state, (world, state.key)"),
         ("round(steps * config.policy.critic_only_share)", "0"),
         ("jr.split(jr.fold_in(key_rounds, i))", "jr.split(key_rounds)"),
-        ("repeat(joint_update, num_updates", "repeat(critic_only_update, num_updates"),
+        ("repeat(joint_update, config", "repeat(critic_only_update, config"),
         ("(horizon + 1, batch), 0, num_rows)", "(horizon + 1, batch), 0, num_rows - 1)"),
         ("(horizon + 1, batch), 0, num_rows)", "(horizon + 1, batch), 0, 2 * num_rows)"),
         ("buffer is not None and config.policy.clear_each_iteration:", "buffer is not None and False:"),
@@ -336,7 +336,7 @@ TABLES["algorithm/agent.py"] = (
         ("num_rounds=max(1, rounds)", "num_rounds=rounds + 1"),
         ("fit_observations(rows.obs, used)", "fit_observations(rows.next_obs, used)"),
         ("rows.reward.shape[0]) < num_rows\n", "rows.reward.shape[0]) <= num_rows\n"),
-        ("budget.num_rounds, one_round", "budget.num_rounds + 1, one_round"),
+        ("budget.num_rounds, lambda", "budget.num_rounds + 1, lambda"),
         (
             "return jax.lax.scan(body, learner, inputs)",
             "return jax.lax.scan(body, learner, jax.tree.map(lambda x: x[:1], inputs))",

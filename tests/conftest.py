@@ -81,7 +81,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(pytest.mark.xdist_group(group(item)))
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+def pytest_terminal_summary(terminalreporter) -> None:
     """Print how each test that failed is run alone."""
     for report in (*terminalreporter.stats.get("failed", ()), *terminalreporter.stats.get("error", ())):
         command = shlex.join([os.path.relpath(sys.executable), "-m", "pytest", report.nodeid])

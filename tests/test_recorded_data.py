@@ -51,8 +51,10 @@ def test_what_is_wrong_with_a_file_is_said(tmp_path):
         assert "\n" not in str(problem.value)
 
 
+@pytest.mark.slow
 def test_a_minari_dataset_is_read(tmp_path, monkeypatch):
-    minari = pytest.importorskip("minari")
+    import minari
+
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
     rows = recorded(400)
     episodes = [
