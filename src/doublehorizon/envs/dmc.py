@@ -51,7 +51,7 @@ def _suite(name: str) -> Any:
     except ImportError as problem:
         raise UserError(
             f"{name!r} names a task of DeepMind's control suite, which is not installed. Install it with "
-            "pip install 'doublehorizon[dmc]'."
+            "pip install 'doublehorizon[dmc]' && pip install --no-deps dm_control."
         ) from problem
     finally:
         if blind:
