@@ -88,12 +88,3 @@ def test_nothing_up_to_acting_imports_jax(folders):
     lines = [f"import doublehorizon.{name}" for name in modules] + ["import sys", "print('jax' in sys.modules)"]
     done = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True)
     assert done.stdout.strip() == "False", done.stderr
-
-
-def test_files_and_functions_fit_a_reader():
-    for path in SOURCE.rglob("*.py"):
-        text = path.read_text()
-        assert len(text.splitlines()) <= 350, path
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.FunctionDef):
-                assert node.end_lineno - node.lineno < 60, f"{path.name}: {node.name}"

@@ -109,7 +109,7 @@ class HalfCheetah(PaperTask):
         _engine.mj_setTotalmass(model, mass)
         _engine.mj_setConst(model, data)
         armature = float(np.mean(model.dof_armature))  # does not grow with the mass
-        model.stat.meanmass *= scale  # these two are left as they were compiled; the solver uses the second
+        # the solver uses this; it is left as it was compiled
         model.stat.meaninertia = scale * (model.stat.meaninertia - armature) + armature
         return model, data
 
