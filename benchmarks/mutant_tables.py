@@ -143,11 +143,11 @@ TABLES["algorithm/world_model.py"] = (
         ("return next_obs, target[:, 0]", "return next_obs, target[:, -1]"),
         ("[world.obs_normalizer.normalize(obs), act]", "[obs, act]"),
         ("task.reward(obs, act, next_obs)", "task.reward(next_obs, act, obs)"),
-        ("return 1.0 - jax.lax.stop_gradient(task", "return jax.lax.stop_gradient(task"),
-        ("uniform >= end_probability", "uniform < end_probability"),
-        ("goes_on = 1.0 - end_probability", "goes_on = 1.0 - jax.lax.stop_gradient(end_probability)"),
-        ("goes_on = 1.0 - end_probability", "goes_on = 1.0 + end_probability"),
-        ("goes_on * reward + (1.0 - goes_on)", "goes_on * reward + goes_on"),
+        ("continues = 1.0 - jax.lax.stop_gradient(task", "continues = jax.lax.stop_gradient(task"),
+        ("uniform >= probability", "uniform < probability"),
+        ("continues = 1.0 - probability", "continues = 1.0 - jax.lax.stop_gradient(probability)"),
+        ("continues = 1.0 - probability", "continues = 1.0 + probability"),
+        ("continues * reward + (1.0 - continues)", "continues * reward + continues"),
         (" or task.reward is not None:", ":"),
         ("[reward[:, None], next_obs - obs]", "[next_obs - obs, reward[:, None]]"),
         ("[reward[:, None], next_obs - obs]", "[reward[:, None], obs - next_obs]"),
@@ -165,6 +165,7 @@ TABLES["algorithm/ensemble.py"] = (
 TABLES["algorithm/model_fit.py"] = (
     "model_fit",
     [
+        ("1.0 - rows.terminated if world.learns_end_rewards(config) else None", "None"),
         ("jnp.exp(-2.0 * log_noise)", "jnp.exp(-log_noise)"),
         ("return 0.5 * error + jnp.maximum", "return error + jnp.maximum"),
         ("jnp.maximum(log_noise, jnp.log(min_noise))", "log_noise"),
@@ -320,8 +321,10 @@ TABLES["algorithm/start_states.py"] = (
     ],
 )
 TABLES["algorithm/agent.py"] = (
-    "iteration agent",
+    "iteration agent terminal_rewards",
     [
+        ("ended & world.learns_end_rewards(config)", "ended & False"),
+        ("task.learns_termination or learns_rewards", "task.learns_termination"),
         ("key, key_store = _split(state.key)", "key, key_store = state.key, state.key"),
         ("(s.world, s.key), state, (world, key)", "(s.world, s.key), state, (world, state.key)"),
         ("round(steps * config.policy.critic_only_share)", "0"),

@@ -140,16 +140,6 @@ def test_a_constant_added_to_rewards_does_not_matter_where_episodes_never_end():
     assert found["train/q_target"] - metrics["train/q_target"] == pytest.approx(forever, rel=1e-2)
 
 
-@pytest.mark.parametrize(("unit", "counts"), [("spread", False), ("size", False), ("one", True)])
-def test_a_prize_for_an_end_is_part_of_the_rewards_spread_in_the_paper_alone(unit, counts):
-    replay, state = one_seed()
-    prize, end = replay.rows.reward.at[0, 3].set(1000.0), replay.rows.terminated.at[0, 3].set(1.0)
-    replay = eqx.tree_at(lambda r: (r.rows.reward, r.rows.terminated), replay, (prize, end))
-    config = changed(KEEPING, {"policy.reward_unit": unit})
-    state, _ = agent.fit_model(config, budget(20, epochs=1), replay, state)
-    assert (float(state.world.target_normalizer.std[0, 0]) > 100.0) == counts
-
-
 def test_critic_only_updates_leave_the_actor_and_the_temperature_alone():
     replay, before = one_seed()
     after, _ = agent.improve_policy(KEEPING, TASK, 20, budget(20, rounds=0), replay, before)

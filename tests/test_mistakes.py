@@ -4,13 +4,12 @@ import zipfile
 from dataclasses import replace
 
 import gymnasium as gym
-import jax.random as jr
 import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete
 
 import doublehorizon as dh
-from doublehorizon.algorithm.termination_model import untrained_termination_model
+from doublehorizon.algorithm.end_rewards import unknown_end_rewards
 from doublehorizon.analysis.model_error import accuracy
 from doublehorizon.cli import _status
 from doublehorizon.cli.eval import Eval
@@ -151,12 +150,12 @@ def test_a_complete_run_says_how_it_goes_on(copy, capsys):
 
 
 def test_rewards_of_ends_do_not_count_against_a_model_that_does_not_learn_them():
-    """They are the termination model's, where there is one."""
+    """They are learnt apart where an episode can end."""
     rows = line_rows(50)
     fined = type(rows)(rows.obs, rows.act, rows.reward.at[7].add(-100.0), rows.next_obs, rows.terminated.at[7].set(1.0))
     world = line_world()
     alone = accuracy(TINY, world, fined)
     np.testing.assert_allclose(alone.rmse[0], 100.0 / np.sqrt(50), rtol=1e-3)
-    apart = replace(world, termination_model=untrained_termination_model(TINY.terminator, 1, 1, jr.key(0)))
+    apart = replace(world, end_rewards=unknown_end_rewards())
     assert accuracy(TINY, apart, fined).rmse[0] < 1e-4
     assert accuracy(TINY.with_(terminator__rewards=False), apart, fined).rmse[0] > 10.0

@@ -9,6 +9,7 @@ import pytest
 from scipy import stats
 
 from doublehorizon.algorithm import model_fit as fits
+from doublehorizon.algorithm.end_rewards import unknown_end_rewards
 from doublehorizon.config_json import changed
 from linear_world import problem
 from worlds import TINY, budget
@@ -119,11 +120,11 @@ LITTLE = changed(TINY, {"fit.batches_per_step": 1.0, "fit.learning_rate": 1e-2})
 fit = eqx.filter_jit(fits.fit)
 
 
-def test_rewards_of_ended_steps_are_left_out_where_the_termination_model_learns_them():
+def test_rewards_of_terminating_steps_are_left_out_where_they_are_learnt_apart():
     replay, world = jax.tree.map(lambda x: x[0], problem(1))
     rows = eqx.tree_at(lambda r: r.terminated, replay.rows, jnp.zeros(200).at[7].set(1.0))
-    learnt = eqx.tree_at(lambda w: w.termination_model, world, object(), is_leaf=lambda x: x is None)
-    assert fits.as_examples(TINY, world, rows).has_reward is None  # the rule of the task says when it ends
+    learnt = eqx.tree_at(lambda w: w.end_rewards, world, unknown_end_rewards(), is_leaf=lambda x: x is None)
+    assert fits.as_examples(TINY, world, rows).has_reward is None  # no episode can end
     has_reward = fits.as_examples(TINY, learnt, rows).has_reward
     assert has_reward is not None and np.flatnonzero(has_reward == 0).tolist() == [7]
     together = changed(TINY, {"terminator.rewards": False})

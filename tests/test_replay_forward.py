@@ -45,7 +45,7 @@ def test_answers_are_those_of_each_member_by_hand():
     replay, world = jax.tree.map(lambda x: x[0], problem(1))
     rows = jax.tree.map(lambda x: x[:25], replay.rows)
     unit = np.array([2.0, 1.0, 0.5, 3.0], np.float32)
-    answer, open_loop = forward._ask(world, rows, jnp.asarray(unit))
+    answer, open_loop = forward._ask(world, rows, jnp.asarray(unit), False)
 
     std, members = (
         np.asarray(world.target_normalizer.std),
@@ -105,6 +105,19 @@ def test_more_work_predicts_better_and_is_counted():
     lazy = replay_forward(changed(LITTLE, {"fit.batches_per_step": 0.1}), rows, plan, 0)
     assert worked.member_rmse < 0.5 * lazy.member_rmse and worked.open_loop_rmse < lazy.open_loop_rmse
     assert worked.seconds > 0.0
+
+
+def test_rewards_of_steps_that_terminate_are_measured_apart():
+    rows, plan = linear_rows(), Plan(first=100, scored_from=140, last=200)
+    before = replay_forward(LITTLE, rows, plan, 0)
+    assert np.isnan(before.terminal_reward_rmse)
+    unit = rows["reward"][:200].std()
+    rows["terminated"][::20], rows["reward"][::20] = 1.0, -200.0
+    apart = replay_forward(LITTLE, rows, plan, 0)
+    assert apart.reward_rmse < 2 * before.reward_rmse and apart.member_rmse < 2 * before.member_rmse
+    assert apart.terminal_reward_rmse < 0.01  # all that it ever saw is -200
+    together = replay_forward(changed(LITTLE, {"terminator.rewards": False}), rows, plan, 0)
+    assert together.terminal_reward_rmse > 0.1 * 200 / unit and together.reward_rmse > 2 * apart.reward_rmse
 
 
 def test_models_have_not_seen_what_they_are_asked_about():

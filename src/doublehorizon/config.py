@@ -111,7 +111,7 @@ class FitConfig:
 
 @dataclass(frozen=True)
 class TerminatorConfig:
-    """The ensemble that learns which steps end an episode, where no rule says so."""
+    """The ensemble that learns which steps end an episode, where no rule says so, and the rewards of those steps."""
 
     members: Count = 5
     """Networks in the ensemble; their mean is the probability."""
@@ -128,8 +128,9 @@ class TerminatorConfig:
     batches: Count = 300
     """Minibatches of each fit, more in the first; networks go on from where the last fit left them."""
     rewards: bool = True
-    """Learn the reward of a step that ends an episode here, with the end, and not in the model: a penalty or a prize is
-    a jump, which the model would smear over the steps before it."""
+    """Learn rewards of terminating steps here, where a termination rule is known, too, and leave them out of the
+    model's targets and of the reward's spread. A terminal penalty is a jump that the model would smear over the steps
+    before it. False in the paper."""
 
 
 @dataclass(frozen=True)

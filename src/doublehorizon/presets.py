@@ -52,7 +52,7 @@ paper = Config(
     critic=CriticConfig(bounds="alive_and_zero", target_members=2),
     policy=PolicyConfig(reward_unit="one", discount=0.995, updates_per_step=1.0),
     loop=LoopConfig(steps_per_iteration=None, seed_episodes=5, evaluate_every=10),
-    terminator=TerminatorConfig(batches=1000),
+    terminator=TerminatorConfig(batches=1000, rewards=False),
     precision="float32",
 )
 """The published algorithm: its fits and their cadence, one update per step, its float32 arithmetic, its bounds,

@@ -67,13 +67,15 @@ def initial_state(config: Config, task: Task, seed: Int[Array, ""]) -> AgentStat
     key, key_model, key_critic, key_actor, key_termination = jr.split(jr.key(seed), 5)
     sizes = (task.obs_size, task.act_size)
     actor_critic = untrained_actor_critic(config, task, key_actor, key_critic)
-    learns_ends = task.learns_termination and config.has_model
+    termination_model = None
+    if _models_ends(config, task):
+        termination_model = untrained_termination_model(config.terminator, *sizes, key_termination)
     return AgentState(
         world=WorldModel(
             ensemble(lambda k: Dynamics(config.model, *sizes, k), config.model.members, key_model),
             identity(task.obs_size),
             identity(1 + task.obs_size),
-            untrained_termination_model(config.terminator, *sizes, key_termination) if learns_ends else None,
+            termination_model,
             unknown_end_rewards() if task.can_end and _counts_ends(config) else None,
         ),
         actor_critic=actor_critic,
@@ -291,10 +293,16 @@ def _with_statistics(
     ended = used & (rows.terminated > 0)
     obs = fit_observations(rows.obs, used)
     change = fit_changes(rows.next_obs - rows.obs, used, obs)
-    reward = fit_rewards(rows.reward, used, ended & (config.policy.reward_unit != "one"))
+    reward = fit_rewards(rows.reward, used, ended & world.learns_end_rewards(config))
     target = jax.tree.map(lambda *parts: jnp.concatenate(parts), reward, change)
     ends = None if world.end_rewards is None else fit_end_rewards(rows.reward, ended)
     return WorldModel(world.members, obs, target, world.termination_model, ends)
+
+
+def _models_ends(config: Config, task: Task) -> bool:
+    """Whether a termination model is needed: for the terminations, or where a rule is known for their rewards."""
+    learns_rewards = task.can_end and config.terminator.rewards and task.reward is None
+    return config.has_model and (task.learns_termination or learns_rewards)
 
 
 def _counts_ends(config: Config) -> bool:

@@ -97,11 +97,10 @@ def _next_rows_error(
 
 def as_examples(config: Config, world: WorldModel, rows: Transition) -> Examples:
     """Rows as the model sees them."""
-    ends_apart = config.terminator.rewards and world.termination_model is not None
     return Examples(
         jnp.concatenate([world.obs_normalizer.normalize(rows.obs), rows.act], axis=-1),
         normalized_target(world.target_normalizer, rows.obs, rows.reward, rows.next_obs),
-        1.0 - rows.terminated if ends_apart else None,
+        1.0 - rows.terminated if world.learns_end_rewards(config) else None,
     )
 
 

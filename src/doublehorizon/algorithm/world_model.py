@@ -16,7 +16,7 @@ from doublehorizon.config import Config
 
 class WorldModel(eqx.Module):
     """The ensemble (leading member axis), the statistics its inputs and outputs are normalised with, the termination
-    model where no rule is known, and what endings brought where there are any."""
+    model where episodes can end, and statistics of the rewards of terminating steps."""
 
     members: Dynamics
     obs_normalizer: Normalizer
@@ -27,6 +27,11 @@ class WorldModel(eqx.Module):
     def in_storage_dtype(self) -> "WorldModel":
         """The same model, weights cast to the type in which they are multiplied: once instead of at every use."""
         return eqx.tree_at(lambda w: w.members, self, self.members.in_storage_dtype())
+
+    def learns_end_rewards(self, config: Config) -> bool:
+        """Whether rewards of terminating steps are learnt apart from those of other steps, which the ensemble
+        predicts."""
+        return config.terminator.rewards and self.end_rewards is not None
 
     def reward_unit(self, config: Config) -> Float[Array, ""]:
         """In which temperature and losses are measured: how far rewards are from their mean or, by `size`, once an
@@ -76,24 +81,27 @@ def imagine_end(
     reward: Float[Array, " batch"],
     uniform: Float[Array, " batch"] | None,
 ) -> tuple[Float[Array, " batch"], Float[Array, " batch"]]:
-    """1 where the episode goes on in `next_obs`, 0 where it has ended; and the reward of the step, which is `reward` if
-    it goes on.
+    """1 where the episode continues in `next_obs`, 0 where it has terminated; and the reward of the step, which is
+    `reward` if it continues and otherwise, where rewards of terminating steps are learnt apart, theirs.
 
-    By the task's rule, without gradient. Where termination is learnt: a sample decided by `uniform` numbers in
-    [0, 1), without gradient; or, without those, the probability of going on, whose gradient leads the policy away from
-    ends, and the expected reward. `before` holds observation and action of the step.
+    Termination follows the task's rule, without gradient. Where it is learnt: a sample decided by `uniform` numbers in
+    [0, 1), without gradient; or, without those, the probability of continuing, whose gradient leads the policy away
+    from termination, and the expected reward. `before` holds observation and action of the step.
     """
-    if task.terminates is not None:
-        return 1.0 - jax.lax.stop_gradient(task.terminates(next_obs)).astype(next_obs.dtype), reward
-    if world.termination_model is None:
+    if world.termination_model is None and task.terminates is None:
         return jnp.ones(next_obs.shape[0]), reward
-    end_probability, end_reward = world.termination_model.predict(world.obs_normalizer, *before, next_obs)
-    goes_on = 1.0 - end_probability
-    if uniform is not None:
-        goes_on = jax.lax.stop_gradient(uniform >= end_probability).astype(next_obs.dtype)
+    probability, end_reward = jnp.zeros(next_obs.shape[0]), None
+    if world.termination_model is not None:
+        probability, end_reward = world.termination_model.predict(world.obs_normalizer, *before, next_obs)
+    if task.terminates is not None:
+        continues = 1.0 - jax.lax.stop_gradient(task.terminates(next_obs)).astype(next_obs.dtype)
+    elif uniform is not None:
+        continues = jax.lax.stop_gradient(uniform >= probability).astype(next_obs.dtype)
+    else:
+        continues = 1.0 - probability
     if end_reward is None or world.end_rewards is None or task.reward is not None:
-        return goes_on, reward
-    return goes_on, goes_on * reward + (1.0 - goes_on) * world.end_rewards.denormalize(end_reward)
+        return continues, reward
+    return continues, continues * reward + (1.0 - continues) * world.end_rewards.denormalize(end_reward)
 
 
 def normalized_target(

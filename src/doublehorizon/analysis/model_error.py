@@ -75,7 +75,7 @@ def accuracy(config: Config, world: WorldModel, rows: Transition) -> Accuracy:
     error, deviation = (np.concatenate(x).astype(np.float64) for x in zip(*parts, strict=True))
     target = np.asarray(raw_target(rows.obs, rows.reward, rows.next_obs), np.float64)
     counted = np.ones(error.shape, bool)
-    if config.terminator.rewards and world.termination_model is not None:
+    if world.learns_end_rewards(config):
         counted[:, 0] = np.asarray(rows.terminated) == 0
     rmse = np.sqrt(np.mean(error**2, axis=0, where=counted))
     within = {

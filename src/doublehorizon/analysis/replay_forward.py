@@ -43,14 +43,17 @@ class Plan:
 @dataclass(frozen=True)
 class Score:
     """How well the next rows were predicted, one step ahead. Errors are root mean squares, in units of the targets'
-    spread over all rows; likelihoods are per row; the lower, the better."""
+    standard deviation over all rows; likelihoods are per row; the lower, the better. Rewards of terminating steps count
+    in `terminal_reward_rmse` only."""
 
     member_rmse: float
     """Of single members, which rollouts follow."""
     mean_rmse: float
     """Of the members' mean."""
     reward_rmse: float
-    """Of single members, for the reward alone."""
+    """Of single members, for the reward of steps that continue alone."""
+    terminal_reward_rmse: float
+    """Of what is predicted for the reward of steps that terminate, in the same unit; not a number if none does."""
     open_loop_rmse: float
     """Of single members after five steps of real actions, in units of the observations' spread; not a number if all
     episodes are shorter."""
@@ -73,26 +76,35 @@ def replay_forward(config: Config, rows: Rows, plan: Plan, seed: int, tick: Call
     """Fits and asks by turns; `tick` is called after each fit."""
     steps = steps_per_iteration(config, _TIME_LIMIT)
     _check(plan, steps, config.fit.held_out_every, len(rows["reward"]))
-    task = Task(rows["obs"].shape[1], rows["act"].shape[1], None)
-    unit = np.std(_targets(rows)[: plan.last], axis=0)
+    terminated = rows["terminated"][: plan.last] > 0
+    # a rule or learnt termination makes no difference to how the model is fitted
+    task = Task(rows["obs"].shape[1], rows["act"].shape[1], None, learns_termination=bool(terminated.any()))
+    targets = _targets(rows)[: plan.last].astype(np.float64)
+    targets[terminated, 0] = np.nan
+    unit = np.nan_to_num(np.nanstd(targets, axis=0))
     unit = jnp.asarray(np.where(unit > 0, unit, 1.0), jnp.float32)
     fitting = _Fitting(config, task, plan, steps, seed)
     answers, off, seconds, minibatches = [], [], 0.0, 0
     for end in _ends(plan, steps):
         world, took, count = fitting.advance(rows, end)
         if end >= plan.scored_from:
-            answer, open_loop = _ask(world, _part(rows, end, steps + _OPEN_LOOP), unit)
+            apart = world.learns_end_rewards(config)
+            answer, open_loop = _ask(world, _part(rows, end, steps + _OPEN_LOOP), unit, apart)
             linked = _linked(rows, end, steps)
             answers.append({name: float(value) for name, value in answer.items()})
             off.append(np.asarray(open_loop)[linked])
             seconds, minibatches = seconds + took, minibatches + count
         tick()
-    mean = {name: float(np.mean([answer[name] for answer in answers])) for name in answers[0]}
+    total = {name: np.array([answer[name] for answer in answers]) for name in answers[0]}
+    ends = total.pop("ends")
+    terminal = total.pop("terminal").sum() / ends.sum() if ends.any() else np.nan
+    mean = {name: float(np.mean(values)) for name, values in total.items()}
     open_loops = np.concatenate(off)
     return Score(
         member_rmse=mean["member"] ** 0.5,
         mean_rmse=mean["mean"] ** 0.5,
         reward_rmse=mean["reward"] ** 0.5,
+        terminal_reward_rmse=float(terminal) ** 0.5,
         open_loop_rmse=float(np.mean(open_loops)) ** 0.5 if open_loops.size else float("nan"),
         member_nll=mean["member_nll"],
         ensemble_nll=mean["ensemble_nll"],
@@ -157,10 +169,10 @@ class _Fitting:
 
 @eqx.filter_jit
 def _ask(
-    world: WorldModel, rows: Transition, unit: Float[Array, " target"]
+    world: WorldModel, rows: Transition, unit: Float[Array, " target"], apart: bool
 ) -> tuple[dict[str, Float[Array, ""]], Float[Array, " rows"]]:
     """Mean squares and likelihoods over the rows but the last few, which open loops end in; and the mean square of the
-    open loop from each row on."""
+    open loop from each row on. `apart` says that the termination model predicts the rewards of terminating steps."""
     count = rows.reward.shape[0] - _OPEN_LOOP
     asked = jax.tree.map(lambda x: x[:count], rows)
     target = normalized_target(world.target_normalizer, asked.obs, asked.reward, asked.next_obs)
@@ -168,19 +180,32 @@ def _ask(
     log_noise = jnp.broadcast_to(log_noise, mean.shape)
     scale = (world.target_normalizer.std / unit)[None]  # from the model's units to the common ones
     square = jnp.square((mean - target[None]) * scale[None])
+    running = 1.0 - asked.terminated
+    counted = jnp.ones_like(target).at[:, 0].set(running)
+    terminal = jnp.mean(square[..., 0], axis=0)
+    if apart and world.termination_model is not None and world.end_rewards is not None:
+        _, ended = world.termination_model.predict(world.obs_normalizer, asked.obs, asked.act, asked.next_obs)
+        if ended is not None:
+            terminal = jnp.square((world.end_rewards.denormalize(ended) - asked.reward) / unit[0])
+
+    def average(x: Float[Array, "*member rows target"]) -> Float[Array, ""]:
+        return jnp.mean(x, where=jnp.broadcast_to(counted.astype(bool), x.shape))
+
     middle = jnp.mean(mean, axis=0)
     disagreement = jnp.var(mean, axis=0, ddof=1)
     variance = jnp.mean(jnp.exp(2.0 * log_noise), axis=0) + disagreement
     ensemble_nll = 0.5 * (jnp.square(middle - target) / variance + jnp.log(variance)) + jnp.log(scale)
     member_nll = jax.vmap(lambda m, n: negative_log_likelihood(m, n, target, 1e-3) + jnp.log(scale))(mean, log_noise)
     answer = {
-        "member": jnp.mean(square),
-        "mean": jnp.mean(jnp.square((middle - target) * scale)),
-        "reward": jnp.mean(square[..., 0]),
-        "member_nll": jnp.mean(jnp.sum(member_nll, axis=-1)),
-        "ensemble_nll": jnp.mean(jnp.sum(ensemble_nll, axis=-1)),
-        "disagreement": jnp.mean(disagreement * jnp.square(scale)),
-        "calibration": jnp.mean(jnp.square(middle - target) / variance),
+        "member": average(square),
+        "mean": average(jnp.square((middle - target) * scale)),
+        "reward": jnp.mean(square[..., 0], where=jnp.broadcast_to(running.astype(bool)[None], square.shape[:2])),
+        "terminal": jnp.sum(terminal, where=asked.terminated > 0),
+        "ends": jnp.sum(asked.terminated),
+        "member_nll": jnp.mean(jnp.sum(member_nll * counted[None], axis=-1)),
+        "ensemble_nll": jnp.mean(jnp.sum(ensemble_nll * counted, axis=-1)),
+        "disagreement": average(disagreement * jnp.square(scale)),
+        "calibration": average(jnp.square(middle - target) / variance),
     }
 
     def follow(obs: Float[Array, "member rows obs"], t: Array) -> tuple[Float[Array, "member rows obs"], None]:

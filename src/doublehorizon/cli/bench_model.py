@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +32,8 @@ examples:
   doublehorizon bench-model ant.npz --try "fit.batch_size=1024" --try "slow: fit.batch_size=256 fit.learning_rate=1e-3"
 
 Each --try changes some values of the preset, and may begin with a title; the preset itself is measured first. RMSE is
-in units of the spread of what is predicted: 1 is as bad as predicting the mean."""
+in units of the standard deviation of what is predicted: 1 is as bad as predicting the mean. `reward` is that of steps
+that continue, `terminal` that of steps that terminate, in the same unit."""
 
 
 @dataclass
@@ -122,7 +124,7 @@ def _measure(options: BenchModel, configs: dict[str, Config]) -> dict[str, dict[
     return found
 
 
-_TITLES = "members    mean  reward  5 steps       NLL  NLL of all  disagree  calibration  batches  seconds"
+_TITLES = "members    mean  reward  terminal  5 steps       NLL  NLL of all  disagree  calibration  batches  seconds"
 
 
 def _print_tables(found: dict[str, dict[str, "Score"]]) -> None:
@@ -130,9 +132,9 @@ def _print_tables(found: dict[str, dict[str, "Score"]]) -> None:
     for name, ways in found.items():
         print(f"{name}\n  {_TITLES}")
         for way, score in ways.items():
-            errors = (
-                f"{score.member_rmse:7.3f} {score.mean_rmse:7.3f} {score.reward_rmse:7.3f} {score.open_loop_rmse:8.3f}"
-            )
+            terminal = "-" if math.isnan(score.terminal_reward_rmse) else f"{score.terminal_reward_rmse:.3f}"
+            errors = f"{score.member_rmse:7.3f} {score.mean_rmse:7.3f} {score.reward_rmse:7.3f} {terminal:>9}"
+            errors += f" {score.open_loop_rmse:8.3f}"
             likelihoods = f"{score.member_nll:9.2f} {score.ensemble_nll:11.2f}"
             trust = f"{score.disagreement:9.3f} {score.calibration:12.2f}"
             print(f"  {errors} {likelihoods} {trust} {score.minibatches:8d} {score.seconds:8.1f}  {way}")

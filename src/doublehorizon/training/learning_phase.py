@@ -81,6 +81,8 @@ def _attempt(progress: Progress, state: AgentState, clock: Clock, view: View) ->
     view.phase(f"fitting the model, at most {budget.max_epochs} epochs" if config.has_model else "taking statistics")
     state, model_metrics = fit(config, budget.traced(), replay, state)
     model_metrics = fetch(model_metrics)
+    if not task.learns_termination:  # precision and recall are those of the rule
+        model_metrics = {name: x for name, x in model_metrics.items() if not name.startswith("termination/")}
     clock.lap("time/fit_seconds")
     view.phase("compiling the policy optimisation")
     improve = programs.improve.result()
