@@ -382,8 +382,10 @@ TABLES["schedule.py"] = (
 TABLES["training/train.py"] = (
     "task_rules",
     [
-        ("if not 0 < longest < progress.spec.time_limit or", "if not 0 < longest or"),
-        ("progress.update(cut_after=longest)\n", "pass\n"),
+        ("not 0 < truncated < progress.spec.time_limit:", "not 0 < truncated:"),
+        ("progress.update(cut_after=after)\n", "pass\n"),
+        ("max(known or 0, truncated, longest)", "max(known or 0, truncated)"),
+        ("max(known or 0, truncated, longest)", "(known or truncated)"),
         ("    if now != before:", "    if now == before:"),
     ],
 )

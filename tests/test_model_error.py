@@ -1,6 +1,7 @@
 """The errors of models that are known, one step and many steps ahead."""
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
@@ -60,3 +61,18 @@ def test_open_loop_errors_add_up_along_real_trajectories():
     assert found.standing_still[0] == pytest.approx(np.sqrt(np.mean(np.square(rows.act[starts]))), rel=1e-4)
     with pytest.raises(dh.UserError, match="no stretch of 30 steps"):
         model_error.trajectories(rows, 40, horizon=30, most=100, seed=0)
+
+
+def test_a_model_that_is_fitted_again_takes_the_newest_of_its_own_rows(monkeypatch):
+    loaded, taken = line_subject(line_rows(50), None), []
+
+    def fit(config, budget, replay, state):
+        taken.append((int(budget.num_rows), jax.tree.map(lambda x: x[0], replay)))
+        return state, {}
+
+    monkeypatch.setattr(model_error.agent, "fit_model", fit)
+    for asked in (20, 35):  # neither divides where the run stands
+        model_error.refitted(loaded, asked)
+        num_rows, replay = taken.pop()
+        newest = replays.rows_of_age(replay, jnp.arange(5), num_rows)
+        assert num_rows == asked and newest.tolist() == [asked - 1 - age for age in range(5)]

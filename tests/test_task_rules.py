@@ -94,9 +94,39 @@ def test_a_value_looks_no_further_than_episodes_that_the_environment_cuts_off(tm
     progress = model.progress
     assert progress.state.cut_after == 12 == progress.task.episode_steps
     assert discount(progress.config, progress.task.episode_steps) == 0.95
-    assert "episodes are cut off after 12 steps; the discount is 0.95" in capsys.readouterr().err
+    assert "episodes last up to 12 steps; the discount is 0.95" in capsys.readouterr().err
     again = dh.DHMBPO.load(tmp_path / "run", env=Cutting)
     assert again.progress.task == progress.task
+
+
+class CutAtRandom(Cutting):
+    """Its episodes are truncated after 12, 376 and 900 steps; the fourth goes on."""
+
+    def __init__(self):
+        super().__init__()
+        self.lengths = iter([12, 376, 900, 2000])
+
+    def reset(self, *, seed=None, options=None):
+        self.after = next(self.lengths)
+        return super().reset(seed=seed)
+
+    def step(self, action):
+        return super().step(0.0 * action)
+
+
+def test_a_short_first_episode_does_not_decide_the_discount(only_collecting):
+    config = FREE.with_(loop__seed_iterations=100, loop__time_limit=5000, loop__evaluation_episodes=0)
+    seen = {}
+
+    def note(progress):
+        seen[progress.step] = discount(progress.config, progress.task.episode_steps)
+
+    model = dh.DHMBPO(lambda: CutAtRandom(), config=config, check=False)
+    model.learn(1400, callback=note)
+    assert model.progress.state.cut_after == 900
+    assert seen[20] == 0.95  # 12 steps, and 8 of the next episode
+    assert seen[120] == pytest.approx(1 - 1 / (0.4 * 108))  # an episode that is running lasts longer
+    assert seen[1400] == 0.995
 
 
 def test_what_the_time_limit_says_is_not_news(capsys, only_collecting):

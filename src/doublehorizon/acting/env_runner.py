@@ -72,14 +72,15 @@ class MonteCarloSpec:
 
 @dataclass(frozen=True)
 class Collected:
-    """Transitions, the episode that is still running, if one is, return and length of those that ended, and the length
-    of the longest one that was cut off, 0 where none was. `exact` is False where an episode was to be continued in
-    another process and its replay came out elsewhere."""
+    """Transitions, the episode that is still running, if one is, return and length of those that ended, the length of
+    the longest one that was truncated, 0 where none was, and of the longest of all, running ones included. `exact` is
+    False where an episode was to be continued in another process and its replay came out elsewhere."""
 
     batch: Batch
     episode: Episode | None
     ended: list[tuple[float, int]]
     longest_cut: int = 0
+    longest: int = 0
     exact: bool = True
 
 
@@ -138,7 +139,7 @@ class EnvRunner:
         spec, rng = self.simulator.spec, np.random.default_rng(self._rng_seed(step))
         shapes = [(num_steps, spec.obs_size), (num_steps, spec.act_size), (num_steps,), (num_steps, spec.obs_size)]
         obs, act, reward, next_obs = (np.empty(shape, np.float32) for shape in shapes)
-        terminated, episodes, longest_cut = np.zeros(num_steps, np.float32), [], 0
+        terminated, episodes, longest_cut, longest = np.zeros(num_steps, np.float32), [], 0, 0
         for t in range(num_steps):
             here = step + t * spec.action_repeat
             with self._reported(here, "step"):
@@ -151,11 +152,12 @@ class EnvRunner:
                 next_obs[t], reward[t], ended, cut = self._step(act[t])
             terminated[t] = ended
             longest_cut = max(longest_cut, len(self.actions) if cut and not ended else 0)
+            longest = max(longest, len(self.actions))
             self.obs = None if ended or cut else next_obs[t]
             if self.obs is None and not self.is_random:  # one that is random now and then says nothing of the policy
                 episodes.append((self.total, len(self.actions)))
         batch = {"obs": obs, "act": act, "reward": reward, "next_obs": next_obs, "terminated": terminated}
-        return Collected(batch, self._unfinished(), episodes, longest_cut, exact)
+        return Collected(batch, self._unfinished(), episodes, longest_cut, longest, exact)
 
     def evaluate(self, step: int, policy: NumpyPolicy | None, num_episodes: int) -> float:
         """Mean return of test episodes with the deterministic policy; without one, as `collect` acts. Seeded by the

@@ -49,7 +49,9 @@ class WorkerPool:
         self.ended: dict[int, list[tuple[float, int]]] = {seed: [] for seed in seeds}
         """Return and length of each seed's episodes that ended in the last call."""
         self.longest_cut = 0
-        """Steps of the longest episode that was cut off in the last call; 0 where none was."""
+        """Steps of the longest episode that was truncated in the last call; 0 where none was."""
+        self.longest = 0
+        """Steps of the longest episode of the last call, running ones included."""
         # workers only step; a user's rule may hold on to anything
         spec = replace(spec, spec=replace(spec.spec, terminates=None))
         self._runner_ids = [(seed, env_index) for seed in seeds for env_index in range(num_envs)]
@@ -93,6 +95,7 @@ class WorkerPool:
             for seed in self.seeds
         }
         self.longest_cut = max(part.longest_cut for part in found.values())
+        self.longest = max(part.longest for part in found.values())
         for seed in dict.fromkeys(seed for (seed, _), part in found.items() if not part.exact):
             self.notes.append(
                 f"seed {seed}: the environment does not repeat itself, so its running episode was given up and a new "

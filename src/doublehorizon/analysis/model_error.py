@@ -133,7 +133,8 @@ def refitted(loaded: LoadedSeed, num_rows: int) -> WorldModel:
     effort = 1.0 if config.fit.batches_per_step is not None else config.fit.first_effort or 5.0
     budget = agent.iteration_budget(config, task, num_rows, num_rows, effort).traced()
     state = jax.tree.map(lambda x: x[None], agent.initial_state(config, task, jnp.asarray(loaded.seed)))
-    replay: ReplayBuffer = jax.tree.map(lambda x: x[None], loaded.replay)
+    first_rows = replays.rewound(loaded.replay, num_rows)  # the newest rows are the newest of these
+    replay: ReplayBuffer = jax.tree.map(lambda x: x[None], first_rows)
     fitted, _ = agent.fit_model(config, budget, replay, state)
     return jax.tree.map(lambda x: x[0], fitted.world)
 

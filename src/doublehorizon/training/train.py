@@ -114,7 +114,8 @@ def _learn_from_records(progress: Progress, clock: Clock, logs: RunLogs, view: V
     recorded = prior_batch(progress)
     ends = _check_termination(progress, recorded, view)
     if not progress.spec.registered and progress.config.loop.time_limit is None:  # nobody says how long episodes are
-        _see_cuts(progress, longest_recorded_cut({name: rows[0] for name, rows in recorded.items()}), view)
+        truncated = longest_recorded_cut({name: rows[0] for name, rows in recorded.items()})
+        _see_truncation(progress, truncated, 0, view)
     metrics = ends | learn(progress, clock, view)
     progress.update(seconds=clock.total())
     _log_progress(logs, progress, metrics, {"time/collect_seconds": 0.0, **clock.laps, **_elapsed(progress)})
@@ -133,7 +134,7 @@ def _iterate(progress: Progress, pool: WorkerPool, clock: Clock, view: View) -> 
         _show_notes(pool, view)
         ends.append(_check_termination(progress, batch, view) | _training_episodes(pool))
         _check_reward(progress, batch, view)
-        _see_cuts(progress, pool.longest_cut, view)
+        _see_truncation(progress, pool.longest_cut, pool.longest, view)
         progress.update(begun=progress.state.begun + steps, episodes=pool.episodes)
         progress.store(batch)
         clock.lap("time/collect_seconds")
@@ -166,15 +167,21 @@ def _check_termination(progress: Progress, batch: Batch, view: View) -> SeedMetr
     return found.metrics
 
 
-def _see_cuts(progress: Progress, longest: int, view: View) -> None:
-    """Where the environment itself cuts episodes off, sooner than the time limit says: values look less far ahead."""
-    if not 0 < longest < progress.spec.time_limit or progress.state.cut_after is not None:
+def _see_truncation(progress: Progress, truncated: int, longest: int, view: View) -> None:
+    """Where the environment itself truncates episodes, sooner than the time limit says: values look less far ahead.
+    `truncated` is the length of the longest episode that was truncated, 0 if none was, `longest` that of any: an
+    episode that lasts longer than a truncated one shows that this was not the limit."""
+    known = progress.state.cut_after
+    if known is None and not 0 < truncated < progress.spec.time_limit:
+        return
+    after = min(max(known or 0, truncated, longest), progress.spec.time_limit)
+    if after == known:
         return
     before = discount(progress.config, progress.task.episode_steps)
-    progress.update(cut_after=longest)
+    progress.update(cut_after=after)
     now = discount(progress.config, progress.task.episode_steps)
     if now != before:
-        view.say(f"{progress.spec.name}: episodes are cut off after {longest} steps; the discount is {now:.4g}")
+        view.say(f"{progress.spec.name}: episodes last up to {after} steps; the discount is {now:.4g}")
         progress.machinery.programs = Programs(progress)
 
 
