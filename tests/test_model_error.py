@@ -1,5 +1,7 @@
 """The errors of models that are known, one step and many steps ahead."""
 
+from dataclasses import replace
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -64,7 +66,8 @@ def test_open_loop_errors_add_up_along_real_trajectories():
 
 
 def test_a_model_that_is_fitted_again_takes_the_newest_of_its_own_rows(monkeypatch):
-    loaded, taken = line_subject(line_rows(50), None), []
+    full, taken = line_subject(line_rows(65), None), []
+    loaded = replace(full, num_rows=50, replay=replays.rewound(full.replay, 50))
 
     def fit(config, budget, replay, state):
         taken.append((int(budget.num_rows), jax.tree.map(lambda x: x[0], replay)))
