@@ -8,7 +8,6 @@ import threading
 import time
 from dataclasses import replace
 
-import gymnasium as gym
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -160,16 +159,6 @@ def test_a_signal_inside_an_iteration_leaves_the_run_at_its_last_boundary(monkey
     with pytest.raises(KeyboardInterrupt, match="SIGTERM"):
         model.learn(100)
     assert model.num_timesteps == 40 and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-
-
-@pytest.mark.slow
-def test_an_environment_object_goes_on_from_its_episode(tmp_path):
-    env = gym.make("Pendulum-v1")
-    model = dh.DHMBPO(env, config=TINY).learn(60)
-    model.save(tmp_path / "agent")
-    model.learn(20)
-    other = dh.DHMBPO.load(tmp_path / "agent", env=gym.make("Pendulum-v1")).learn(20)
-    np.testing.assert_array_equal(model.policies[0].weights[0], other.policies[0].weights[0])
 
 
 def test_an_agent_that_was_overtaken_does_not_undo_the_run(copy):

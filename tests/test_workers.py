@@ -10,17 +10,19 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from doublehorizon.acting.env_runner import WorkerSpec
+from doublehorizon.acting.env_runner import RunnerGroup, WorkerSpec
 from doublehorizon.acting.workers import WorkerPool
 from doublehorizon.envs.make import describe, factory, make
 from doublehorizon.errors import RunError, UserError
+from test_machines import Plant, Repeatable, commands
 
 SPEC = describe(make("Pendulum-v1"))
 pytestmark = pytest.mark.processes
 
 
 def pool(seeds: list[int], in_process: bool = False, env="Pendulum-v1") -> WorkerPool:
-    return WorkerPool(WorkerSpec(factory(env), SPEC), seeds, in_process=in_process)
+    spec = WorkerSpec(factory(env), SPEC)
+    return WorkerPool(spec, seeds, runners=RunnerGroup(spec) if in_process else None)
 
 
 def test_a_seed_collects_the_same_whoever_is_beside_it():
@@ -78,9 +80,9 @@ def test_an_environment_that_does_not_repeat_itself_begins_a_new_episode_and_say
             return observation + np.random.default_rng().normal(size=3).astype(np.float32)  # seeded by nothing
 
     worker_spec = WorkerSpec(lambda: Drifting(gym.make("Pendulum-v1").unwrapped), SPEC)
-    with WorkerPool(worker_spec, [0], in_process=True) as first:
+    with WorkerPool(worker_spec, [0], runners=RunnerGroup(worker_spec)) as first:
         first.collect(None, 30)
-    with WorkerPool(worker_spec, [0], in_process=True, episodes=first.episodes) as later:
+    with WorkerPool(worker_spec, [0], runners=RunnerGroup(worker_spec), episodes=first.episodes) as later:
         later.collect(None, 10, step=30)
         (note,) = later.pop_notes()
     assert "seed 0" in note and "does not repeat itself" in note
@@ -190,6 +192,22 @@ def test_a_worker_that_dies_is_replaced_and_nothing_is_lost():
     assert len(notes) >= 2 and all("killed by signal 9" in note and "restarted" in note for note in notes)
 
 
+@pytest.mark.parametrize("kind", [Plant, Repeatable])
+def test_a_worker_that_died_repeats_no_command_of_a_machine(kind, tmp_path):
+    log = tmp_path / "commands"
+    spec = describe(kind(log))
+    worker = WorkerSpec(lambda: kind(log), spec, replays=kind is Repeatable)
+    with WorkerPool(worker, [0]) as workers:
+        workers.collect(None, 30)
+        assert len(commands(log)) == 1 + 30
+        for process in processes_of(workers):
+            process.kill()
+            process.wait()
+        workers.collect(None, 10, step=30)
+        assert len(commands(log)) == 1 + (10 if kind is Plant else 40)
+        assert ("a new one begins" in " ".join(workers.pop_notes())) == (kind is Plant)
+
+
 def test_a_test_whose_worker_died_is_not_waited_for(tmp_path):
     gate = tmp_path / "open"
 
@@ -219,7 +237,7 @@ ENDLESS_RUN = """
 import gymnasium as gym, signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that runs us in the background turns it off
 from doublehorizon.envs.make import describe, make
-from doublehorizon.acting.env_runner import WorkerSpec
+from doublehorizon.acting.env_runner import RunnerGroup, WorkerSpec
 from doublehorizon.acting.workers import WorkerPool
 def sleepy():
     class Sleepy(gym.Wrapper):

@@ -8,13 +8,14 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from doublehorizon.acting.env_runner import EnvRunner, WorkerSpec
+from doublehorizon.acting.env_runner import EnvRunner, RunnerGroup, WorkerSpec
 from doublehorizon.acting.exploration import exploration, first_actions
 from doublehorizon.acting.policy import NumpyPolicy, load_policy
 from doublehorizon.acting.recorded_data import Source, load_transitions
 from doublehorizon.acting.workers import WorkerPool
 from doublehorizon.algorithm.devices import find_devices, forget_programs, use_compilation_cache, using
 from doublehorizon.config import Config
+from doublehorizon.config_json import changed
 from doublehorizon.envs.env_source import look_at
 from doublehorizon.envs.make import EnvLike, EnvSpec, Simulator
 from doublehorizon.envs.spaces import flat_observation
@@ -88,6 +89,7 @@ class DHMBPO:
         self._knowledge = PriorKnowledge(reward, prior, seed_policy)
         self._progress: Progress | None = None
         self._folder: Path | None = None
+        self._runners: RunnerGroup | None = None  # of an environment object, whose episode goes on from call to call
         self._rng = np.random.default_rng(seed)
 
     @explains_keywords
@@ -153,8 +155,10 @@ class DHMBPO:
             if folder is not None:
                 run_folder.write_config(folder, progress)
             view = stack.enter_context(View(self.spec.name, goal, quiet=not progress_bar))
-            runners = (self.seeds, self.config.loop.num_envs, self.env_source.is_object, progress.state.episodes)
-            pool = stack.enter_context(WorkerPool(self.worker_spec(), *runners))
+            if self.env_source.is_object and self._runners is None:
+                self._runners = RunnerGroup(self.worker_spec())
+            envs = (self.seeds, self.config.loop.num_envs, self._runners, progress.state.episodes)
+            pool = stack.enter_context(WorkerPool(self.worker_spec(), *envs))
             view.say(introduction(self.spec, len(self.seeds), progress.setup.iteration_steps, goal, self.devices))
             for note in self._notes:
                 view.warn(note)
@@ -224,6 +228,7 @@ class DHMBPO:
         """Mean return of `episodes` test episodes with `predict`'s policy."""
         if episodes < 1:
             raise UserError(f"episodes is {episodes}, but at least 1 is needed.")
+        self._runners = None  # the episode of an environment object ends here
         simulator = Simulator(self.env_source.make(), self.spec)
         try:
             return EnvRunner(simulator, self.seeds[0]).evaluate(0, self._best(), episodes)
@@ -240,7 +245,7 @@ class DHMBPO:
         masses, say. What was learnt is kept; episodes begin anew."""
         found = look_at(env, self.config, len(self.seeds), check=False)
         assumed = [] if self._progress is None else self._progress.move_to(found.spec)
-        self.env_source, self._notes = found, assumed + found.notes
+        self.env_source, self._notes, self._runners = found, assumed + found.notes, None
 
     def __repr__(self) -> str:
         tests = {seed: round(value, 1) for seed, value in self.last_returns().items()} or "none yet"
@@ -309,17 +314,19 @@ class DHMBPO:
         reward: Callable[[Any, Any, Any], Any] | None = None,
         seed_policy: Any = None,
         step: int | None = None,
+        replay_episodes: str | None = None,
     ) -> "DHMBPO":
         """Reads what `save` wrote, or the last checkpoint of a run folder, or that at `step`. `env` is needed where the
         agent was not trained on a registered id; `termination_rule`, `reward` and `seed_policy` where it was given such
-        a function. No code is imported that the files name."""
+        a function. With `replay_episodes="never"`, training begins a new episode instead of continuing an interrupted
+        one by repeating its actions. No code is imported that the files name."""
         with folder_of(Path(path)) as folder:
             saved, problems = read_newest(folder) if step is None else (read_step(folder, step), [])
             model = cls(
                 saved.registered_id() if env is None else env,
                 seed=saved.seeds[0],
                 seeds=len(saved.seeds),
-                config=saved.config,
+                config=changed(saved.config, {"loop.replay_episodes": replay_episodes} if replay_episodes else {}),
                 device=device,
                 termination_rule=termination_rule,
                 reward=reward,
@@ -347,4 +354,5 @@ class DHMBPO:
             first_actions=first_actions(loop),
             random_episodes=loop.random_episodes and not {"data", "seed_policy"} & set(self.given),
             step_timeout=loop.step_timeout,
+            replays=self.env_source.replays,
         )

@@ -238,6 +238,10 @@ class LoopConfig:
     """Environments per seed that collect side by side, for slow simulators; an iteration has as many steps as ever."""
     step_timeout: Positive = 300.0
     """Seconds after which an environment that has not come back from a reset or an action is given up."""
+    replay_episodes: Literal["auto", "never"] = "auto"
+    """Whether a resumed run continues an interrupted episode by repeating its actions, which is exact on a simulator.
+    auto: if the environment is made by an id or a function, its metadata do not say `"replay_episodes": False`, and its
+    reset returns the same first observation. never: a new episode begins, as for an environment object."""
     replay_capacity: Count = 1_000_000
     """Transitions kept at most; the oldest go first."""
     checkpoint_every: Count | None = None

@@ -36,8 +36,9 @@ _RESET = 2**20  # after the others: a reset and the actions at the same step are
 @dataclass(frozen=True)
 class WorkerSpec:
     """What every worker of a pool is given. `seed_policy` acts before the first fit, on the environment's own
-    observations and in its own units, instead of random actions; `random_episodes` are those that now and then are
-    random later on."""
+    observations and in its own units, instead of random actions; with `random_episodes` some later episodes are random,
+    too. `replays` says whether an interrupted episode may be continued by repeating its actions in another process:
+    never where they could move a machine."""
 
     make_env: Callable[[], gym.Env]
     spec: EnvSpec
@@ -46,14 +47,17 @@ class WorkerSpec:
     first_actions: FirstActions = independent_actions
     random_episodes: bool = False
     step_timeout: float = 300.0
+    replays: bool = True
 
 
 @dataclass(frozen=True)
 class Episode:
     """An unfinished episode, such that it can be replayed in any deterministic environment: the seed of its reset, the
-    actions since `[step, act]`, the observation they led to, and whether its actions are random."""
+    observation that this returned, the actions since `[step, act]`, the observation they led to, and whether its
+    actions are random."""
 
     reset_seed: int
+    first_obs: np.ndarray
     actions: np.ndarray
     obs: np.ndarray
     is_random: bool = False
@@ -122,9 +126,11 @@ class EnvRunner:
     first_actions: FirstActions = independent_actions
     random_episodes: bool = False
     watchdog: Watchdog | None = None
+    replays: bool = True
     obs: np.ndarray | None = None
     """The last observation of the running episode; None where none is running."""
     reset_seed: int = 0
+    first_obs: np.ndarray | None = None
     is_random: bool = False
     actions: list[np.ndarray] = field(default_factory=list)
     total: float = 0.0
@@ -135,7 +141,7 @@ class EnvRunner:
     ) -> Collected:
         """`num_steps` steps with a sampling policy; without one, with the seed policy or uniform actions. An unfinished
         episode goes on in the next call. `step` is the run's, `episode` the one that is running then."""
-        exact = self.obs is not None or episode is None or self._replay(episode, step)
+        exact = episode is None or self.restore(step, episode)
         spec, rng = self.simulator.spec, np.random.default_rng(self._rng_seed(step))
         shapes = [(num_steps, spec.obs_size), (num_steps, spec.act_size), (num_steps,), (num_steps, spec.obs_size)]
         obs, act, reward, next_obs = (np.empty(shape, np.float32) for shape in shapes)
@@ -158,6 +164,13 @@ class EnvRunner:
                 episodes.append((self.total, len(self.actions)))
         batch = {"obs": obs, "act": act, "reward": reward, "next_obs": next_obs, "terminated": terminated}
         return Collected(batch, self._unfinished(), episodes, longest_cut, longest, exact)
+
+    def restore(self, step: int, episode: Episode) -> bool:
+        """Continue an episode that was interrupted; return whether that is possible. Otherwise a new one begins."""
+        if self.obs is not None and self.simulator.moved():
+            self.obs = None
+            return False
+        return self.obs is not None or (self.replays and self._replay(episode, step))
 
     def evaluate(self, step: int, policy: NumpyPolicy | None, num_episodes: int) -> float:
         """Mean return of test episodes with the deterministic policy; without one, as `collect` acts. Seeded by the
@@ -209,7 +222,7 @@ class EnvRunner:
 
     def _reset(self, reset_seed: int, step: int) -> None:
         self.reset_seed, self.actions, self.total = reset_seed, [], 0.0
-        self.obs = self.simulator.reset(reset_seed)
+        self.obs = self.first_obs = self.simulator.reset(reset_seed)
         self._touch(step)
 
     def _step(self, act: np.ndarray) -> tuple[np.ndarray, float, bool, bool]:
@@ -220,18 +233,21 @@ class EnvRunner:
         return found
 
     def _unfinished(self) -> Episode | None:
-        if self.obs is None:
+        if self.obs is None or self.first_obs is None:
             return None
         actions = np.asarray(self.actions, np.float32).reshape(-1, self.simulator.spec.act_size)
-        return Episode(self.reset_seed, actions, self.obs, self.is_random)
+        return Episode(self.reset_seed, self.first_obs, actions, self.obs, self.is_random)
 
     def _replay(self, episode: Episode, step: int) -> bool:
-        """Leads the environment to where the episode stood, by the same reset and the same actions. If it comes out
-        elsewhere, it is not deterministic: then a new episode begins."""
+        """Lead the environment to where the episode stood, by the same reset and the same actions. If the reset returns
+        another observation, no action is repeated, and the episode that has just begun goes on. If the actions lead
+        elsewhere, the environment is not deterministic, and a new episode begins."""
         over = False
         with self._reported(step, "repeating an episode at step"):
             self._reset(episode.reset_seed, step)
             self.is_random = episode.is_random
+            if self.obs is None or not np.array_equal(self.obs, episode.first_obs):
+                return False
             for act in episode.actions:
                 if over:
                     break
@@ -322,5 +338,5 @@ class RunnerGroup:
             spec = self._spec
             simulator = Simulator(spec.make_env(), spec.spec)
             acting = (spec.seed_policy, spec.exploration, spec.first_actions, spec.random_episodes)
-            self._runners[at] = EnvRunner(simulator, *at, *acting, self._watchdog)
+            self._runners[at] = EnvRunner(simulator, *at, *acting, self._watchdog, spec.replays)
         return self._runners[at]

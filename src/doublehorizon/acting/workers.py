@@ -31,8 +31,9 @@ class WorkerPool:
     """Collecting and evaluating workers for all seeds of a run. Use it as a context manager.
 
     An environment object (rather than a way to make one) cannot be sent to another process: give a spec whose
-    `make_env` returns it and `in_process=True`, for one seed; an evaluation then ends the episode that was being
-    collected. `episodes` are those that were running when an earlier pool was closed: they go on.
+    `make_env` returns it and `runners`, which step it in this process, for one seed; an evaluation then ends the
+    episode that was being collected. `episodes` are those that were running when an earlier pool was closed: `restore`
+    continues them.
     """
 
     def __init__(
@@ -40,10 +41,10 @@ class WorkerPool:
         spec: WorkerSpec,
         seeds: list[int],
         num_envs: int = 1,
-        in_process: bool = False,
+        runners: RunnerGroup | None = None,
         episodes: dict[RunnerId, Episode] | None = None,
     ):
-        self.seeds, self.notes, self._in_process = seeds, [], in_process
+        self.seeds, self.notes, self._in_process = seeds, [], runners is not None
         self.episodes = dict(episodes or {})
         """The episodes that are running between two calls of `collect`."""
         self.ended: dict[int, list[tuple[float, int]]] = {seed: [] for seed in seeds}
@@ -57,8 +58,8 @@ class WorkerPool:
         self._runner_ids = [(seed, env_index) for seed in seeds for env_index in range(num_envs)]
         self._collectors: list[_LocalWorker] | list[_RemoteWorker]
         self._evaluators: list[_LocalWorker] | list[_RemoteWorker]
-        if in_process:
-            runners = RunnerGroup(spec)
+        self._replays = spec.replays
+        if runners is not None:
             self._collectors = [_LocalWorker(runners, self._runner_ids)]
             self._evaluators = [_LocalWorker(runners, self._runner_ids)]
         else:
@@ -96,17 +97,26 @@ class WorkerPool:
         }
         self.longest_cut = max(part.longest_cut for part in found.values())
         self.longest = max(part.longest for part in found.values())
-        for seed in dict.fromkeys(seed for (seed, _), part in found.items() if not part.exact):
-            self.notes.append(
-                f"seed {seed}: the environment does not repeat itself, so its running episode was given up and a new "
-                "one begun; the run is not exactly what it would have been"
-            )
+        self._note_new_episodes([seed for (seed, _), part in found.items() if not part.exact])
 
         def joined(seed: int, name: str) -> np.ndarray:
             return np.concatenate([found[seed, env_index].batch[name] for env_index in range(num_envs)])
 
         names = found[self._runner_ids[0]].batch
         return {name: np.stack([joined(seed, name) for seed in self.seeds]) for name in names}
+
+    def restore(self, step: int) -> None:
+        """Continue the episodes that were running. Where that is impossible, a new one begins, which is noted."""
+        found = self.call("restore", {at: (step, episode) for at, episode in self.episodes.items()})
+        self._note_new_episodes([seed for (seed, _), continued in found.items() if not continued])
+        self.episodes = {at: episode for at, episode in self.episodes.items() if found[at]}
+
+    def _note_new_episodes(self, seeds: list[int]) -> None:
+        for seed in dict.fromkeys(seeds):
+            why = "its actions are not repeated on this environment"
+            if self._replays:
+                why = "the environment does not repeat itself, so the run is not exactly what it would have been"
+            self.notes.append(f"seed {seed}: the interrupted episode is given up and a new one begins: {why}")
 
     def start_evaluation(self, policies: list[NumpyPolicy] | None, step: int, num_episodes: int) -> None:
         """Queues test episodes of every seed; `finished_evaluations` brings the results."""

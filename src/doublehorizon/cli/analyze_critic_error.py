@@ -83,7 +83,7 @@ Found = dict[int, dict[str, "ErrorCurve"]]
 def _measure(options: CriticError, model: "DHMBPO", loaded: "LoadedSeed", bar: Progress) -> dict[str, "ErrorCurve"]:
     import jax.random as jr
 
-    from doublehorizon.acting.env_runner import MonteCarloSpec
+    from doublehorizon.acting.env_runner import MonteCarloSpec, RunnerGroup
     from doublehorizon.acting.workers import WorkerPool
     from doublehorizon.analysis.critic_error import Trial, horizon_for, learn_again, true_values
 
@@ -94,7 +94,8 @@ def _measure(options: CriticError, model: "DHMBPO", loaded: "LoadedSeed", bar: P
     policy = model.policies[model.seeds.index(loaded.seed)]
     task = bar.add_task(f"seed {loaded.seed}: real episodes", total=options.pairs)
     workers = list(range(min(options.pairs, os.cpu_count() or 1)))
-    with WorkerPool(model.worker_spec(), workers, in_process=model.env_source.is_object) as pool:
+    runners = RunnerGroup(model.worker_spec()) if model.env_source.is_object else None
+    with WorkerPool(model.worker_spec(), workers, runners=runners) as pool:
         truth = true_values(pool, policy, pairs, how, lambda done: bar.update(task, completed=done))
     bar.remove_task(task)
 

@@ -45,6 +45,7 @@ TextIfGiven = Annotated[str | None, _if_given("TEXT")]
 IntIfGiven = Annotated[int | None, _if_given("INT")]
 FloatIfGiven = Annotated[float | None, _if_given("FLOAT")]
 StepsIfGiven = Annotated[Steps | None, _if_given("INT")]
+Replay = Annotated[Literal["auto", "never"] | None, _if_given("{auto,never}")]
 Device = Annotated[Literal["cpu", "gpu"] | None, _if_given("{cpu,gpu}")]
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from doublehorizon.cli.options import Device, StepsIfGiven, TextIfGiven, resume_command
+from doublehorizon.cli.options import Device, Replay, StepsIfGiven, TextIfGiven, resume_command
 from doublehorizon.cli.parsing import parse
 from doublehorizon.cli.train_and_resume import functions, report, starting, tracked, with_resume_hint
 from doublehorizon.errors import UserError
@@ -42,6 +42,8 @@ class Resume:
     """As for train, if the run had one."""
     termination_rule: TextIfGiven = None
     """As for train, if the run had one."""
+    replay_episodes: Replay = None
+    """As for train."""
     device: Device = None
     """Where to learn. Default: a GPU if JAX sees one."""
     tensorboard: bool = False
@@ -63,7 +65,8 @@ def run(arguments: list[str]) -> int:
         from doublehorizon.api import DHMBPO
 
         given = functions(options.termination_rule, options.reward, options.seed_policy)
-        model = DHMBPO.load(options.run, env=options.env, device=options.device, **given)
+        again = options.replay_episodes
+        model = DHMBPO.load(options.run, env=options.env, device=options.device, replay_episodes=again, **given)
     hint = with_resume_hint(model, options.run, options)
     if options.steps is None and model.progress is not None and model.num_timesteps >= model.progress.goal:
         again = resume_command(options.run, model.spec.name, options)

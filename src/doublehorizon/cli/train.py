@@ -15,6 +15,7 @@ from doublehorizon.cli.options import (
     FloatIfGiven,
     IntIfGiven,
     PathIfGiven,
+    Replay,
     Steps,
     TextIfGiven,
     require_positive,
@@ -68,9 +69,10 @@ class TrainOptions:
     """Environments per seed that collect side by side, for slow simulators. Default: 1."""
     checkpoint_every: IntIfGiven = None
     """Iterations between checkpoints. Default: each, or as often as it takes a twentieth of the time at most."""
+    replay_episodes: Replay = None
+    """never: resume begins a new episode and repeats no actions of the old one."""
     data: TextIfGiven = None
-    """Transitions to learn from before the first step instead of random ones: an .npz file with the arrays obs, act,
-    reward, next_obs and terminated, or minari:DATASET."""
+    """Transitions to learn from first: an .npz file of obs, act, reward, next_obs and terminated, or minari:DATASET."""
     seed_policy: TextIfGiven = None
     """Acts before the first fit instead of random actions: module:function, from observation to action, or a policy
     file."""
@@ -138,6 +140,7 @@ def _config(options: Train) -> Config:
     named = {
         "loop.num_envs": options.num_envs,
         "loop.checkpoint_every": options.checkpoint_every,
+        "loop.replay_episodes": options.replay_episodes,
         "policy.updates_per_step": options.updates_per_step,
     }
     return changed(options.config, {name: value for name, value in named.items() if value is not None})

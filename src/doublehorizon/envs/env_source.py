@@ -27,6 +27,8 @@ class EnvSource:
     obs_space: gym.Space
     act_shape: tuple[int, ...]
     notes: list[str]
+    replays: bool
+    """Whether an interrupted episode may be continued by repeating its actions."""
 
 
 def look_at(env: EnvLike, config: Config, num_seeds: int, rule: Rule | None = None, check: bool = True) -> EnvSource:
@@ -45,9 +47,15 @@ def look_at(env: EnvLike, config: Config, num_seeds: int, rule: Rule | None = No
     spec = describe(sample, config, env if isinstance(env, str) else None, rule)
     notes = complaints(sample, spec.name) if check and is_users_own(sample) else []
     notes += time_limit_note(sample, spec, config.loop)
+    replays = not is_object and config.loop.replay_episodes == "auto" and _may_replay(sample)
     if not is_object:
         sample.close()
-    return EnvSource(make, is_object, spec, sample.observation_space, sample.action_space.shape or (), notes)
+    return EnvSource(make, is_object, spec, sample.observation_space, sample.action_space.shape or (), notes, replays)
+
+
+def _may_replay(env: gym.Env) -> bool:
+    """Whether the environment's author permits it; a machine's says `metadata = {"replay_episodes": False}`."""
+    return bool((env.metadata or {}).get("replay_episodes", True))
 
 
 def _refuse_vectors(env: Any) -> None:

@@ -254,6 +254,13 @@ class Simulator:
             truncated or self._steps >= self.spec.time_limit,
         )
 
+    def moved(self) -> bool:
+        """Whether somebody else has stepped or reset the environment, as far as the counter of a time limit tells."""
+        env = self.env
+        while isinstance(env, gym.Wrapper) and not isinstance(env, gym.wrappers.TimeLimit):
+            env = env.env
+        return getattr(env, "_elapsed_steps", None) not in (None, self._steps * self.spec.action_repeat)
+
     def put(self, obs: np.ndarray, seed: int) -> None:
         """Puts it into the state that this observation shows, where that is possible; its random numbers are seeded."""
         self.reset(seed)

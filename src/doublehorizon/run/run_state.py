@@ -76,7 +76,11 @@ def encode(state: RunState) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     arrays = {f"agent{name}": x for name, x in zip(_leaf_names(state.agent), plain, strict=True)}
     for (seed, env_index), episode in state.episodes.items():
         place = f"episode/{seed}/{env_index}"
-        arrays |= {f"{place}/actions": episode.actions, f"{place}/obs": episode.obs}
+        arrays |= {
+            f"{place}/first": episode.first_obs,
+            f"{place}/actions": episode.actions,
+            f"{place}/obs": episode.obs,
+        }
     for step, test in state.pending.items():
         for k, policy in enumerate(test.policies or []):
             arrays |= {f"pending/{step}/{k}/{name}": x for name, x in policy.arrays().items()}
@@ -135,7 +139,8 @@ def _pending(arrays: dict[str, np.ndarray], num_seeds: int, step: str, test: dic
 def _episode(
     arrays: dict[str, np.ndarray], spec: EnvSpec, seed: int, env_index: int, reset_seed: int, is_random: bool = False
 ) -> tuple[RunnerId, Episode]:
-    actions, obs = (arrays[f"episode/{seed}/{env_index}/{part}"] for part in ("actions", "obs"))
-    if actions.ndim != 2 or actions.shape[1] != spec.act_size or obs.shape != (spec.obs_size,):
+    first, actions, obs = (arrays[f"episode/{seed}/{env_index}/{part}"] for part in ("first", "actions", "obs"))
+    sizes = (spec.obs_size,)
+    if actions.ndim != 2 or actions.shape[1] != spec.act_size or obs.shape != sizes or first.shape != sizes:
         raise ValueError(f"the episode of seed {seed} has actions {actions.shape} and ends in {obs.shape}")
-    return (int(seed), int(env_index)), Episode(int(reset_seed), actions, obs, bool(is_random))
+    return (int(seed), int(env_index)), Episode(int(reset_seed), first, actions, obs, bool(is_random))

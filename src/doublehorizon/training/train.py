@@ -68,6 +68,8 @@ def _boundaries(
     view.begin(progress.step, progress.iteration, progress.returns)
     if progress.machinery.programs is None:
         progress.machinery.programs = Programs(progress)
+    pool.restore(progress.step)
+    _show_notes(pool, view)
     if progress.iteration == 0:
         _learn_from_records(progress, clock, logs, view)
         evaluations.start()
