@@ -12,7 +12,7 @@ from pathlib import Path
 
 from doublehorizon.errors import RunError, UserError
 
-_PARTIAL = ".partial"
+PARTIAL = ".partial"
 BEFORE = ".before"  # a folder that is being replaced
 
 
@@ -24,7 +24,7 @@ def digest(content: bytes) -> str:
 def write_file(path: Path, content: bytes) -> None:
     """Replaces the file in one step, once its content is safely on the disk."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + _PARTIAL)
+    partial = path.with_name(path.name + PARTIAL)
     try:
         with partial.open("wb") as file:
             file.write(content)
@@ -40,7 +40,7 @@ def write_file(path: Path, content: bytes) -> None:
 
 def write_folder(path: Path, contents: dict[str, bytes]) -> None:
     """Replaces a folder of files in one step. What was there before is never gone: see `existing_folder`."""
-    partial = path.with_name(path.name + _PARTIAL)
+    partial = path.with_name(path.name + PARTIAL)
     shutil.rmtree(partial, ignore_errors=True)
     try:
         partial.mkdir(parents=True)
@@ -79,7 +79,7 @@ def _aside(path: Path) -> Path:
 
 def remove_partial(folder: Path) -> None:
     """Removes what an earlier process left half-written."""
-    for path in folder.glob(f"*{_PARTIAL}"):
+    for path in folder.glob(f"*{PARTIAL}"):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
         else:

@@ -43,7 +43,9 @@ def write_report(folders: list[Path], out: Path, reference: Path | None = None) 
         "runs": [_run(run, label) for run, label in zip(runs, labels, strict=True)],
     }
     page = resources.files("doublehorizon.analysis").joinpath("report.html").read_text()
-    content = json.dumps(_finite(data), allow_nan=False).replace("</", "<\\/")  # no text may end the script early
+    content = json.dumps(_finite(data), allow_nan=False).replace(
+        "<", "\\u003c"
+    )  # no text may end the script, or hide its end
     try:
         write_file(out, page.replace("@DATA@", content).encode())
     except OSError as problem:
@@ -99,6 +101,13 @@ def _final(run: Run, label: str) -> dict[str, Any]:
 def _run(run: Run, label: str) -> dict[str, Any]:
     path = run.folder / "progress.csv"
     rows = read_rows(path) if path.exists() else []
+    try:
+        return _sections(run, label, rows)
+    except (KeyError, ValueError) as problem:
+        raise UserError(f"{path} is damaged: {type(problem).__name__} {problem}.") from problem
+
+
+def _sections(run: Run, label: str, rows: list[dict[str, str]]) -> dict[str, Any]:
     steps = sorted({int(row["time/total_timesteps"]) for row in rows})
     return {
         "label": label,
@@ -143,7 +152,7 @@ def _films(folder: Path) -> list[dict[str, str]]:
     return [
         {"name": film.stem, "data": "data:video/mp4;base64," + base64.b64encode(film.read_bytes()).decode()}
         for film in films
-        if film.stat().st_size <= _LARGEST_VIDEO
+        if film.is_file() and not film.is_symlink() and film.stat().st_size <= _LARGEST_VIDEO
     ]
 
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import tyro
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from doublehorizon.cli.options import resume_command
 from doublehorizon.cli.parsing import parse
@@ -80,11 +81,16 @@ def _list_runs(folder: Path, as_json: bool) -> None:
     _print_table("", ("run", "task", "seeds", "steps", "last return", "state"), rows)
     for s in found:
         if s.state == "stopped":
-            print(f"go on with: {resume_command(s.run, s.env)}")
+            print(_printable(f"go on with: {resume_command(s.run, s.env)}"))
 
 
 def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.5g}"
+
+
+def _printable(text: str) -> str:
+    """Without control characters, which a terminal would obey."""
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
 
 
 def _print_table(title: str, names: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
@@ -93,5 +99,5 @@ def _print_table(title: str, names: tuple[str, ...], rows: list[tuple[Any, ...]]
         is_number = bool(rows) and isinstance(rows[0][k], int)
         table.add_column(name, justify="right" if is_number else "left", overflow="fold")
     for row in rows:
-        table.add_row(*map(str, row))
+        table.add_row(*(Text(_printable(str(value))) for value in row))
     Console(width=None if sys.stdout.isatty() else _WIDE, emoji=False).print(table)

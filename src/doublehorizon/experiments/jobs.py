@@ -89,8 +89,12 @@ def work(job: Job, folder: Path) -> None:
     if steps_kept(folder):
         DHMBPO.load(folder, env=job.task, device=job.device).resume(folder, job.steps)
         return
-    if (folder / "config.json").exists():  # it ended before its first checkpoint
-        shutil.rmtree(folder, ignore_errors=True)
+    if (folder / "config.json").exists():
+        if (folder / "eval.csv").exists() or (folder / "policy").exists():
+            raise UserError(
+                f"{folder} holds a run without a checkpoint, which can't go on. Move it, or choose another --out."
+            )
+        shutil.rmtree(folder, ignore_errors=True)  # it ended before its first checkpoint
     model = DHMBPO(job.task, seed=job.seed, seeds=job.seeds, config=job.config, device=job.device)
     if job.steps < model.random_timesteps:
         raise UserError(

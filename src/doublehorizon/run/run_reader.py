@@ -60,8 +60,12 @@ class Run:
     def evaluations(self) -> dict[int, dict[int, float]]:
         """Test return by step and seed."""
         found: dict[int, dict[int, float]] = {}
-        for row in read_rows(self.folder / "eval.csv"):
-            found.setdefault(int(row["step"]), {})[int(row["seed"])] = float(row["reward"])
+        path = self.folder / "eval.csv"
+        for row in read_rows(path):
+            try:
+                found.setdefault(int(row["step"]), {})[int(row["seed"])] = float(row["reward"])
+            except (KeyError, ValueError) as problem:
+                raise UserError(f"{path} is damaged: {type(problem).__name__} {problem}.") from problem
         return found
 
 
@@ -94,6 +98,8 @@ def read_rows(path: Path) -> list[dict[str, str]]:
             rows = [row for row in csv.DictReader(file)]
     except OSError as problem:
         raise UserError(f"{path} cannot be read: {problem.strerror}.") from problem
+    except (UnicodeDecodeError, csv.Error) as problem:
+        raise UserError(f"{path} is damaged: {problem}.") from problem
     return [row for row in rows if None not in row.values() and None not in row]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from doublehorizon.atomic_files import disk_errors_reported, unpacked
+from doublehorizon.atomic_files import BEFORE, PARTIAL, disk_errors_reported, unpacked
 from doublehorizon.errors import UserError
 from doublehorizon.run.checkpoint_writer import save_agent, steps_kept
 from doublehorizon.run.progress import Progress
@@ -45,7 +45,18 @@ def _is_one_file(path: Path) -> bool:
     return path.suffix == ".zip"
 
 
+def _is_leftover(path: Path) -> bool:
+    """Whether an earlier save left it, and nobody has put anything else there."""
+    return path.is_dir() and {part.name for part in path.iterdir()} <= {"checkpoints", "policy", "replay"}
+
+
 def _require_free(path: Path) -> None:
+    for beside in (path.with_name(path.name + suffix) for suffix in (PARTIAL, BEFORE)):
+        if beside.exists() and not _is_leftover(beside):
+            raise UserError(
+                f"{beside} is in the way: save() needs that name while it replaces {path.name}. Move it, or save under "
+                "another name."
+            )
     if (path / "config.json").exists():
         raise UserError(f"{path} holds a run. Choose another folder for the agent.")
     if path.is_dir() and not _is_one_file(path) and (steps_kept(path) or not any(path.iterdir())):
