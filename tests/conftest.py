@@ -26,7 +26,7 @@ MOST_MEMORY = 1.1e9  # bytes; a tiny run's programs have 200 MB
 
 # files whose runs share programs, in the order in which they run
 RUNS = [
-    *("checkpoints", "damage", "api", "best_policy", "people", "saved_agent", "another_env", "mistakes"),
+    *("checkpoints", "damage", "bad_folders", "api", "best_policy", "people", "saved_agent", "another_env", "mistakes"),
     *("training_returns", "divergence", "agent", "analyses", "docs", "experiments", "replay_forward", "relatives"),
     *("named_runs", "own_data_and_controllers", "task_rules", "any_env"),
 ]
