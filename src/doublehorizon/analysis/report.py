@@ -43,9 +43,8 @@ def write_report(folders: list[Path], out: Path, reference: Path | None = None) 
         "runs": [_run(run, label) for run, label in zip(runs, labels, strict=True)],
     }
     page = resources.files("doublehorizon.analysis").joinpath("report.html").read_text()
-    content = json.dumps(_finite(data), allow_nan=False).replace(
-        "<", "\\u003c"
-    )  # no text may end the script, or hide its end
+    # no text may end the script, or hide where it ends
+    content = json.dumps(_finite(data), allow_nan=False).replace("<", "\\u003c")
     try:
         write_file(out, page.replace("@DATA@", content).encode())
     except OSError as problem:

@@ -6,6 +6,7 @@ of its other file, of the replay's last one, and of itself.
 """
 
 import concurrent.futures
+import errno
 import json
 import os
 import platform
@@ -245,6 +246,8 @@ def _prune(folder: Path, setup: RunSetup) -> None:
     remove_partial(folder / "replay")
     num_kept = setup.config.loop.keep_checkpoints
     kept = steps_kept(folder)[-num_kept:]
+    if not kept:  # somebody has moved the folder while this was written
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder))
     for step in steps_kept(folder)[:-num_kept]:
         shutil.rmtree(existing_folder(folder / "checkpoints" / str(step)), ignore_errors=True)
     oldest = setup.prior_rows + kept[0] // setup.spec.action_repeat
