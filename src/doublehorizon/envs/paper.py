@@ -105,12 +105,12 @@ class HalfCheetah(PaperTask):
         model.vis.global_.offwidth = max(model.vis.global_.offwidth, self.width)  # as Gymnasium does, for videos
         model.vis.global_.offheight = max(model.vis.global_.offheight, self.height)
         data, mass = _engine.MjData(model), float(asked.group(1))
-        scale = mass / _engine.mj_getTotalmass(model)
+        scale, compiled = mass / _engine.mj_getTotalmass(model), model.stat.meaninertia
         _engine.mj_setTotalmass(model, mass)
         _engine.mj_setConst(model, data)
         armature = float(np.mean(model.dof_armature))  # does not grow with the mass
-        # the solver uses this; it is left as it was compiled
-        model.stat.meaninertia = scale * (model.stat.meaninertia - armature) + armature
+        if model.stat.meaninertia == compiled:  # the solver uses it; MuJoCo 3.17 leaves it as it was compiled
+            model.stat.meaninertia = scale * (compiled - armature) + armature
         return model, data
 
     def _reset_noise(self) -> tuple[np.ndarray, np.ndarray]:
