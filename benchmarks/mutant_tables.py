@@ -133,7 +133,7 @@ TABLES["algorithm/rollouts.py"] = (
     ],
 )
 TABLES["algorithm/world_model.py"] = (
-    "world_model termination_model",
+    "world_model termination_model model_fit",
     [
         ("jnp.exp(log_noise[:, 1:])", "jnp.exp(world.members.log_noise[:1, 1:])"),
         (".at[:, 1:].add(", ".at[:, :-1].add("),
@@ -143,6 +143,8 @@ TABLES["algorithm/world_model.py"] = (
         ("return next_obs, target[:, 0]", "return next_obs, target[:, -1]"),
         ("[world.obs_normalizer.normalize(obs), act]", "[obs, act]"),
         ("task.reward(obs, act, next_obs)", "task.reward(next_obs, act, obs)"),
+        ("config.terminator.rewards and self.end_rewards is not None", "self.end_rewards is not None"),
+        ("config.terminator.rewards and self.end_rewards is not None", "config.terminator.rewards"),
         ("continues = 1.0 - jax.lax.stop_gradient(task", "continues = jax.lax.stop_gradient(task"),
         ("uniform >= probability", "uniform < probability"),
         ("continues = 1.0 - probability", "continues = 1.0 - jax.lax.stop_gradient(probability)"),
@@ -173,8 +175,7 @@ TABLES["algorithm/model_fit.py"] = (
         ("jnp.exp(2.0 * jnp.mean(log_noise, axis=0))", "jnp.mean(jnp.exp(2.0 * log_noise), axis=0)"),
         ("return 0.5 * (error / variance", "return (error / variance"),
         ("terms.at[:, 0].multiply(has_reward)", "terms.at[:, 1].multiply(has_reward)"),
-        ("1.0 - rows.terminated if ends_apart", "rows.terminated if ends_apart"),
-        ("config.terminator.rewards and world.termination_model is not None", "config.terminator.rewards"),
+        ("1.0 - rows.terminated if world", "rows.terminated if world"),
         ("jnp.mean(total if weight is None else weight * total)", "jnp.mean(total)"),
         ("target.at[:, 0].add(noise)", "target.at[:, 1].add(noise)"),
         ("member(inputs, seeds)", "member(inputs)"),
