@@ -314,11 +314,11 @@ def test_a_run_without_policies_cannot_be_analysed(tmp_path, only_collecting):
 def test_analyses_as_commands(trained, words, figure, capsys):
     run = trained("dhmbpo")
     for option in ("", " --json"):
-        arguments = (words + option).replace("RUN", str(run)).split()
+        arguments = [str(run) if word == "RUN" else word for word in (words + option).split()]
         assert _status([*arguments, "--seeds", "0"]) == 0
         out = capsys.readouterr().out
         found = json.loads(out) if option else out
-        path = found["figure"] if option else out.split()[-1]
+        path = found["figure"] if option else out.splitlines()[-1]
         assert path == str(run / f"{figure}.png") and Path(path).stat().st_size > 10_000
     assert list(found["seeds"]) == ["0"]
 

@@ -1,6 +1,7 @@
 """A run that is killed again and again ends as one that never was: the real command, small sizes."""
 
 import random
+import shlex
 import signal
 import subprocess
 import sys
@@ -107,9 +108,8 @@ def test_a_signal_saves_and_says_how_to_go_on(tmp_path, number):
     status, words = finish(process)
     assert status == 128 + number
     step = max(int(path.name) for path in (folder / "checkpoints").iterdir())
-    assert words[-1] == (
-        f"doublehorizon: stopped. The run is saved up to step {step}; go on with: doublehorizon resume {folder}"
-    )
+    again = f"doublehorizon resume {shlex.quote(str(folder))}"
+    assert words[-1] == f"doublehorizon: stopped. The run is saved up to step {step}; go on with: {again}"
     assert step >= 40
 
 
@@ -121,6 +121,6 @@ def test_a_full_disk_is_told_and_the_checkpoint_before_is_intact(tmp_path):
     status, words = finish(start("resume", str(folder), "--steps", "120", most_bytes=20_000))
     assert status == 1
     assert f"{folder} cannot be written: File too large. What was saved there before is intact." in words[-1]
-    assert f"doublehorizon resume {folder}" in words[-1]
+    assert f"doublehorizon resume {shlex.quote(str(folder))}" in words[-1]
     assert all(path.read_bytes() == content for path, content in before.items())
     assert finish(start("resume", str(folder), "--steps", "120"))[0] == 0

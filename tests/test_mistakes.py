@@ -1,5 +1,6 @@
 """What people get wrong in their first hour, each with the line that it is answered with."""
 
+import shlex
 import zipfile
 from dataclasses import replace
 
@@ -144,7 +145,10 @@ def test_a_complete_run_says_how_it_goes_on(copy, capsys):
     assert _status(["resume", str(copy)]) == 0
     out, err = capsys.readouterr()
     assert "final test return" in out
-    assert f"is complete: it was started for 100 steps. To go on: doublehorizon resume {copy} --steps N" in err
+    assert (
+        f"is complete: it was started for 100 steps. To go on: doublehorizon resume {shlex.quote(str(copy))} --steps N"
+        in err
+    )
     assert _status(["resume", str(copy), "--steps", "20"]) == 2
     assert "stands at step 100 already, but steps is 20: give more." in capsys.readouterr().err
 

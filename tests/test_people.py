@@ -87,7 +87,7 @@ def test_a_numpy_file_comes_with_the_lines_that_run_it(run, tmp_path):
 
 
 def test_export_names_its_files_and_refuses_other_formats(run, tmp_path, capsys):
-    assert said(capsys, "export", str(run), str(tmp_path / "p.npz"), "--seed", "1").split() == [
+    assert said(capsys, "export", str(run), str(tmp_path / "p.npz"), "--seed", "1").splitlines() == [
         str(tmp_path / "p.npz"),
         str(tmp_path / "p.py"),
     ]
