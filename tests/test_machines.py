@@ -8,6 +8,7 @@ import pytest
 from gymnasium.spaces import Box
 
 import doublehorizon as dh
+from doublehorizon.errors import RunError
 from worlds import TINY
 
 CONFIG = TINY.with_(termination="never", loop__evaluation_episodes=0, loop__time_limit=1000)
@@ -85,6 +86,33 @@ def test_an_object_that_somebody_else_has_moved_begins_a_new_episode(log, said):
     model.learn(20)
     assert (found := commands(log))[0] == "reset" and len(found) == 21
     assert "the interrupted episode is given up and a new one begins" in said[0]
+
+
+class Skip(gym.Wrapper):
+    """Holds each action for four steps, outside the time limit."""
+
+    def step(self, action):
+        for _ in range(3):
+            self.env.step(action)
+        return self.env.step(action)
+
+
+def test_steps_that_a_wrapper_makes_are_nobody_elses(log):
+    env = Skip(gym.wrappers.TimeLimit(Plant(log), 5000))
+    dh.DHMBPO(env, config=CONFIG.with_(loop__seed_iterations=10), check=False).learn(60)
+    assert commands(log).count("reset") == 1
+
+
+def test_after_a_step_that_failed_a_new_episode_begins(log, said):
+    env = Plant(log)
+    model = dh.DHMBPO(env, config=CONFIG.with_(loop__seed_iterations=10), check=False).learn(20)
+    model.get_env().step = lambda action: 1 // 0  # an instance's own, until it is deleted
+    with pytest.raises(RunError, match="ZeroDivisionError"):
+        model.learn(20)
+    del env.step
+    commands(log)
+    model.learn(20)
+    assert (found := commands(log))[0] == "reset" and len(found) == 21
 
 
 @pytest.mark.parametrize("kind", [Plant, Elsewhere, "object", "never"])

@@ -226,7 +226,8 @@ class EnvRunner:
         self._touch(step)
 
     def _step(self, act: np.ndarray) -> tuple[np.ndarray, float, bool, bool]:
-        """A step of the running episode."""
+        """A step of the running episode. If it does not come back, nobody knows where the environment stands."""
+        self.obs = None
         found = self.simulator.step(act)
         self.actions.append(act)
         self.total += found[1]
@@ -245,9 +246,10 @@ class EnvRunner:
         over = False
         with self._reported(step, "repeating an episode at step"):
             self._reset(episode.reset_seed, step)
-            self.is_random = episode.is_random
+            self.is_random = False
             if self.obs is None or not np.array_equal(self.obs, episode.first_obs):
                 return False
+            self.is_random = episode.is_random
             for act in episode.actions:
                 if over:
                     break

@@ -225,13 +225,13 @@ class Simulator:
         self._low = np.asarray(spec.action_low, np.float64)
         self._high = np.asarray(spec.action_high, np.float64)
         self._dtype, self._shape = env.action_space.dtype, env.action_space.shape
-        self._steps = 0
+        self._steps, self._count = 0, self._counted()
         self.seen: Any = None
         """The last observation as the environment gave it."""
 
     def reset(self, seed: int) -> np.ndarray:
         self.seen, _ = self.env.reset(seed=seed)
-        self._steps = 0
+        self._steps, self._count = 0, self._counted()
         return self._flat(self.seen)
 
     def step(self, act: np.ndarray, endless: bool = False) -> tuple[np.ndarray, float, bool, bool]:
@@ -244,7 +244,7 @@ class Simulator:
             reward += float(gained)
             if terminated or (truncated and not endless):
                 break
-        self._steps += 1
+        self._steps, self._count = self._steps + 1, self._counted()
         if not np.isfinite(reward):
             raise UserError(f"{self.spec.name} returned the reward {reward} in step {self._steps} of an episode.")
         return (
@@ -256,10 +256,13 @@ class Simulator:
 
     def moved(self) -> bool:
         """Whether somebody else has stepped or reset the environment, as far as the counter of a time limit tells."""
+        return self._counted() != self._count
+
+    def _counted(self) -> int | None:
         env = self.env
         while isinstance(env, gym.Wrapper) and not isinstance(env, gym.wrappers.TimeLimit):
             env = env.env
-        return getattr(env, "_elapsed_steps", None) not in (None, self._steps * self.spec.action_repeat)
+        return env._elapsed_steps if isinstance(env, gym.wrappers.TimeLimit) else None
 
     def put(self, obs: np.ndarray, seed: int) -> None:
         """Puts it into the state that this observation shows, where that is possible; its random numbers are seeded."""
