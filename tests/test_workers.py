@@ -4,6 +4,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import gymnasium as gym
@@ -136,6 +137,17 @@ def vanish(env, action):
     os._exit(3)
 
 
+def vanish_but_leave_a_child(env, action):
+    """The child holds all that was open, as C's `fork` tells Python nothing."""
+    import ctypes
+    import os
+    import time
+
+    if ctypes.CDLL(None).fork() == 0:
+        time.sleep(60)
+    os._exit(3)
+
+
 def fall_asleep(env, action):
     import time
 
@@ -149,6 +161,7 @@ def fall_asleep(env, action):
         (no_number, UserError, ["reward nan", r"\(seed 4, step 106\)"]),
         (too_long, UserError, ["5 values", r"\(seed 4, step 106\)"]),
         (vanish, RunError, ["worker process of Pendulum-v1 died", r"status 3; seed\(s\) 4", "restarted 3 times"]),
+        (vanish_but_leave_a_child, RunError, ["worker process of Pendulum-v1 died", "status 3", "restarted 3 times"]),
         (fall_asleep, RunError, ["did not come back within 0.5 s", "seed 4, about step 10", "in fall_asleep"]),
     ],
 )
@@ -161,6 +174,70 @@ def test_a_fault_of_the_environment_is_told_with_seed_and_step(step, kind, words
             assert re.search(word, str(problem.value)), word
         processes = processes_of(workers)
     assert all(process.poll() is not None for process in processes)
+    assert not [process.pid for process in processes if members_of_group(process.pid)]
+
+
+def members_of_group(group: int) -> list[int]:
+    """Processes that a worker has left behind."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has gone in the meantime
+            state, _, its_group = path.read_text().rpartition(")")[2].split()[:3]
+            found += [int(path.parent.name)] if int(its_group) == group and state != "Z" else []
+    return found
+
+
+def test_a_python_child_of_the_environment_does_not_hold_the_pipe(tmp_path):
+    """It is told of by the end of the pipe, long before anybody looks at the process."""
+
+    def fork_and_vanish(env, action):
+        import os
+        import time
+
+        if os.fork() == 0:
+            time.sleep(60)
+        os._exit(3)
+
+    from doublehorizon.acting import workers as module
+
+    with pytest.MonkeyPatch.context() as patch, WorkerPool(WorkerSpec(altered(fork_and_vanish), SPEC), [4]) as workers:
+        patch.setattr(module, "_LOOK_EVERY", 50.0)
+        begun = time.monotonic()
+        with pytest.raises(RunError, match="restarted 3 times"):
+            workers.collect(None, 20)
+        assert time.monotonic() - begun < 40
+
+
+def test_a_worker_that_was_stopped_goes_on():
+    """As by Ctrl-Z or where a laptop sleeps, for longer than a step may take."""
+    with WorkerPool(WorkerSpec(altered(sleep_a_little), SPEC, step_timeout=1.0), [0]) as workers:
+        workers.collect(None, 3)
+        (process, *_) = processes_of(workers)
+        stopper = threading.Timer(0.2, stop_for, [process, 2.5])
+        stopper.start()
+        assert workers.collect(None, 10)["obs"].shape == (1, 10, 3)
+        stopper.join()
+        assert workers.pop_notes() == []
+
+
+def sleep_a_little(env, action):
+    import time
+
+    time.sleep(0.5)
+    return env.env.step(action)
+
+
+def stop_for(process: subprocess.Popen, seconds: float) -> None:
+    process.send_signal(signal.SIGSTOP)
+    time.sleep(seconds)
+    process.send_signal(signal.SIGCONT)
+
+
+def test_workers_leave_no_files(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pool([0]) as workers:
+        workers.collect(None, 5)
+        assert list(tmp_path.iterdir()) == []  # so nothing is left even by a process that is killed
 
 
 def test_a_pause_between_calls_is_no_hang():

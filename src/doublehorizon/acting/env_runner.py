@@ -30,6 +30,7 @@ RunnerId = tuple[int, int]
 """Seed, and the index of one of its environments."""
 
 _COLLECT, _EVALUATE = 0, 1  # what a generator is for: enters its seed
+_ALARMS = 5  # of a watchdog, after which a process is stuck
 _RESET = 2**20  # after the others: a reset and the actions at the same step are independent
 
 
@@ -89,8 +90,8 @@ class Collected:
 
 
 class Watchdog:
-    """Ends this process if a step or reset takes too long, and leaves in `file` where it was stuck. It works even where
-    the simulator never returns to Python."""
+    """Writes to `file` where this process is, each time that a step or reset has taken another part of the timeout. It
+    works even where the simulator never returns to Python. See `stuck_at`."""
 
     def __init__(self, timeout: float, file: TextIO):
         self._timeout, self._file, self._armed = timeout, file, -np.inf
@@ -105,12 +106,22 @@ class Watchdog:
             self._file.truncate()
             self._file.write(f"{seed} {step}\n")
             self._file.flush()
-            faulthandler.dump_traceback_later(1.1 * self._timeout, exit=True, file=self._file)
+            faulthandler.dump_traceback_later(self._timeout / (_ALARMS - 1), repeat=True, file=self._file)
 
     def rest(self) -> None:
         """Nothing is being waited for."""
         faulthandler.cancel_dump_traceback_later()
         self._armed = -np.inf
+
+
+def stuck_at(log: str) -> tuple[tuple[int, int] | None, str]:
+    """Seed and step at which a process last was, by its watchdog's file, and the traceback of where it is stuck, if it
+    is. One alarm more than fills the timeout is needed: a process that was stopped (Ctrl-Z) raises one when it
+    continues, however short the time that it really ran."""
+    place, _, rest = log.partition("\n")
+    alarms = rest.split("Timeout (")[1:]
+    at = tuple(int(part) for part in place.split()) if place else None
+    return at, f"Timeout ({alarms[-1]}" if len(alarms) >= _ALARMS else ""  # type: ignore[return-value]
 
 
 @dataclass

@@ -5,6 +5,7 @@ with its own environment and generators, so a seed's experience does not depend 
 """
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -19,12 +20,22 @@ from typing import Any, TextIO
 import cloudpickle
 import numpy as np
 
-from doublehorizon.acting.env_runner import Batch, Collected, Episode, RunnerGroup, RunnerId, Watchdog, WorkerSpec
+from doublehorizon.acting.env_runner import (
+    Batch,
+    Collected,
+    Episode,
+    RunnerGroup,
+    RunnerId,
+    Watchdog,
+    WorkerSpec,
+    stuck_at,
+)
 from doublehorizon.acting.policy import NumpyPolicy
 from doublehorizon.errors import RunError, UserError
 from doublehorizon.signals import when_orphaned
 
 _MOST_RESTARTS = 3
+_LOOK_EVERY = 0.5  # seconds, at a process whose reply is awaited
 
 
 class WorkerPool:
@@ -210,14 +221,15 @@ class _RemoteWorker:
 
     def _start(self) -> None:
         self._pipe, theirs = Pipe()
-        # where a worker that is stuck says so; it has a name for those systems that need one
-        self._log = tempfile.NamedTemporaryFile("w+", prefix="doublehorizon-worker-")  # noqa: SIM115
-        arguments = [str(theirs.fileno()), str(os.getpid()), self._log.name]
+        # of the worker's watchdog; it has no name, so nothing is left of it
+        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115
+        passed = [theirs.fileno(), self._log.fileno()]
         one_thread = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
         self._process = subprocess.Popen(
             # -P: what lies in the working directory is not imported unless the run itself does so
-            [sys.executable, "-P", "-m", "doublehorizon.acting.workers", *arguments],
-            pass_fds=[theirs.fileno()],
+            [sys.executable, "-P", "-m", "doublehorizon.acting.workers", str(os.getpid()), *map(str, passed)],
+            pass_fds=passed,
+            process_group=0,  # what the environment starts can be ended with it
             stdin=subprocess.DEVNULL,
             stdout=2,  # what an environment prints must not mix with a command's own output
             env=os.environ | one_thread | {"PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)},
@@ -240,14 +252,14 @@ class _RemoteWorker:
 
     def ready(self) -> bool:
         """Whether the reply is there. A process that died is replaced, but its successor is not waited for."""
-        if self._reply is None and wait([self._pipe], timeout=0):
-            self._read()
+        if self._reply is None:
+            self._look(0.0)
         return self._reply is not None
 
     def receive(self) -> dict[RunnerId, Any]:
         """The reply, once it is there; what the worker raised is raised here."""
         while self._reply is None:
-            self._read()
+            self._look(_LOOK_EVERY)
         (kind, value), self._reply = self._reply, None
         if kind == "mistake":
             raise UserError(value)
@@ -255,6 +267,16 @@ class _RemoteWorker:
             raise RunError(value)
         self._job, self._restarts = None, 0
         return value
+
+    def _look(self, seconds: float) -> None:
+        """Take the reply if it comes within `seconds`. Otherwise see whether the process has died, which the pipe does
+        not say while a process that the environment started holds the other end, or is stuck."""
+        if wait([self._pipe], timeout=seconds):
+            self._read()
+        elif self._process.poll() is not None:
+            self._read() if wait([self._pipe], timeout=0) else self._replace()
+        else:
+            self._refuse_stuck()
 
     def _read(self) -> None:
         try:
@@ -266,12 +288,12 @@ class _RemoteWorker:
         self._pipe.close()  # the worker reads the end of its pipe and leaves
 
     def wait_for_end(self, deadline: float) -> None:
-        """Waits until the deadline for the process to leave by itself."""
-        try:
+        """Waits until the deadline for the process to leave by itself; then ends it, and all that it started."""
+        with suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        with suppress(ProcessLookupError, PermissionError):  # nothing is left of it
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
         self._log.close()
 
     def _replace(self) -> None:
@@ -292,21 +314,29 @@ class _RemoteWorker:
             self._replace()
 
     def _crash_report(self) -> str:
-        """What is known of a process that died. One that was stuck would be again: that is a `RunError`."""
+        """What is known of a process that died."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=2)  # so that its status is known
-        self._log.seek(0)
-        at, _, stuck = self._log.read().partition("\n")
-        seed, step = at.split() if at else (self.runner_ids[0][0], "0")
+        at, _ = self._place()
+        status = self._process.poll()
+        how = f"killed by signal {-status}" if status is not None and status < 0 else f"status {status}"
+        seeds = ", ".join(str(seed) for seed in dict.fromkeys(seed for seed, _ in self.runner_ids))
+        return f"the worker process of {self._name} died ({how}; seed(s) {seeds}, about step {at[1]})."
+
+    def _refuse_stuck(self) -> None:
+        """Raise a `RunError` if an environment does not come back: in another process it would not either."""
+        (seed, step), stuck = self._place()
         if stuck:
             raise RunError(
                 f"{self._name} did not come back within {self._timeout:g} s (seed {seed}, about step {step}). It was "
                 f"stuck here:\n{stuck}If it needs longer, raise loop.step_timeout."
             )
-        status = self._process.poll()
-        how = f"killed by signal {-status}" if status is not None and status < 0 else f"status {status}"
-        seeds = ", ".join(str(seed) for seed in dict.fromkeys(seed for seed, _ in self.runner_ids))
-        return f"the worker process of {self._name} died ({how}; seed(s) {seeds}, about step {step})."
+
+    def _place(self) -> tuple[tuple[int, int], str]:
+        """Seed and step at which the process last was, and where it is stuck, if it is."""
+        written = os.pread(self._log.fileno(), 2**20, 0)  # its place in the file is the worker's, too, and stays
+        at, stuck = stuck_at(written.decode(errors="replace"))
+        return at or (self.runner_ids[0][0], 0), stuck
 
 
 def _pickled(spec: WorkerSpec) -> bytes:
@@ -350,10 +380,16 @@ def _answer_calls(pipe: Connection, runners: RunnerGroup) -> None:
             return
 
 
-if __name__ == "__main__":
-    import signal
-
+def _main(parent: int, pipe: int, log: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    when_orphaned(int(sys.argv[2]), lambda: os._exit(1))  # even in the middle of a long episode
-    with open(sys.argv[3], "w") as log:
-        serve(Connection(int(sys.argv[1])), log)
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # what an environment prints must not stop it
+    os.set_inheritable(pipe, False)
+    connection = Connection(pipe)
+    os.register_at_fork(after_in_child=connection.close)
+    when_orphaned(parent, lambda: os.killpg(0, signal.SIGKILL))  # even in the middle of a long episode
+    with open(log, "w") as file:
+        serve(connection, file)
+
+
+if __name__ == "__main__":
+    _main(*map(int, sys.argv[1:]))
