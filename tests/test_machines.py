@@ -8,7 +8,9 @@ import pytest
 from gymnasium.spaces import Box
 
 import doublehorizon as dh
+from doublehorizon.envs.make import Simulator, describe
 from doublehorizon.errors import RunError
+from doublehorizon.training.live_view import single_env_note
 from worlds import TINY
 
 CONFIG = TINY.with_(termination="never", loop__evaluation_episodes=0, loop__time_limit=1000)
@@ -134,7 +136,7 @@ def test_no_old_command_is_sent_when_a_run_is_resumed(kind, log, tmp_path, said)
     model = dh.DHMBPO.load(tmp_path / "run", env=make() if kind == "object" else make, replay_episodes=again)
     model.resume(tmp_path / "run", 100, callback=lambda progress: told.append(len(said)))
     found = commands(log)
-    new = len(model.progress.replay.rows.reward[0, 40:100])  # the run stood at step 40
+    new = 40 if kind == "object" else 60  # the run stood at step 40; steps of an object are not made again
     assert found.count("reset") == 1 and len(found) == 1 + new
     assert "the interrupted episode is given up and a new one begins" in said[0] and told[0] == 1
 
@@ -146,3 +148,169 @@ def test_a_simulator_continues_its_episode(log, tmp_path, said):
     dh.DHMBPO.load(tmp_path / "run", env=lambda: Repeatable(log)).resume(tmp_path / "run", 60)
     again = commands(log)
     assert again[: len(first)] == first and len(again) == len(first) + 20 and said == []
+
+
+class Waiting(Plant):
+    """Its episodes have 30 steps. It shows how many steps of an episode were made, and how often it was paused."""
+
+    observe = None
+
+    def __init__(self, log: Path):
+        super().__init__(log)
+        self.pauses = 0
+
+    def reset(self, *, seed=None, options=None):
+        self.note("reset")
+        self.count = 0
+        return self.now(), {}
+
+    def step(self, action):
+        self.note(f"{float(action[0]):.6f}")
+        self.count += 1
+        return self.now(), 1.0, False, self.count >= 30, {}
+
+    def now(self):
+        return np.array([self.count, self.pauses, 0.0], np.float32)
+
+
+class Pausing(Waiting):
+    """It moves a little while it is paused."""
+
+    def pause(self):
+        self.note("pause")
+
+    def resume(self):
+        self.note("resume")
+        self.pauses += 1
+
+
+class Seeing(Pausing):
+    """And it can say where it is."""
+
+    def observe(self):
+        return self.now()
+
+
+@pytest.fixture
+def waits(monkeypatch, log):
+    """Instead of learning, which takes long, a line in the log of the plant's commands."""
+
+    def learn(progress, clock, view):
+        with log.open("a") as file:
+            file.write("learn\n")
+        clock.lap("time/fit_seconds")
+        clock.lap("time/improve_seconds")
+        return {"train/repeats": np.zeros(1)}
+
+    monkeypatch.setattr("doublehorizon.training.train.learn", learn)
+
+
+def rows_of(model, count: int) -> dict[str, np.ndarray]:
+    rows = model.progress.replay.rows
+    return {name: np.asarray(getattr(rows, name))[0, :count] for name in ("obs", "next_obs", "act")}
+
+
+def test_an_object_waits_between_two_episodes_and_no_step_is_lost(log, waits):
+    model = dh.DHMBPO(Waiting(log), config=CONFIG).learn(140)
+    lines = " ".join(commands(log)).split("reset")
+    episodes = [part.split() for part in lines[1:]]
+    sent = [float(line) for episode in episodes for line in episode if line != "learn"]
+    assert all([line for line in episode if line != "learn"] == episode[:30] for episode in episodes)
+    # iterations of 20 steps, the second one is the first to learn: 40 of 60, 60 of 60, 80 of 90, 100 of 120, ...
+    assert [episode.count("learn") for episode in episodes] == [0, 2, 1, 2, 1]
+    rows = rows_of(model, 140)
+    np.testing.assert_allclose(rows["act"][:, 0], sent[:140], atol=1e-6)
+    np.testing.assert_array_equal(rows["obs"][:, 0], np.arange(140) % 30)
+    np.testing.assert_array_equal(rows["next_obs"][:, 0], np.arange(140) % 30 + 1)
+    assert model.progress.state.ahead["reward"].shape == (1, 10)
+    model.learn(20)  # ten of its steps are there already
+    assert len(commands(log)) == 1 + 30 + 1
+    np.testing.assert_array_equal(rows_of(model, 160)["obs"][:, 0], np.arange(160) % 30)
+
+
+@pytest.mark.parametrize("kind", [Pausing, Seeing])
+def test_an_object_that_can_pause_waits_where_it_is(kind, log, waits):
+    model = dh.DHMBPO(kind(log), config=CONFIG).learn(80)
+    lines = commands(log)
+    learns = [k for k, line in enumerate(lines) if line == "learn"]
+    beside = [(lines[k - 1], *lines[k + 1 : k + 2]) for k in learns]
+    rows = rows_of(model, 80)
+    if kind is Pausing:  # where it came to is not known: its episode ends there
+        assert lines.count("reset") == 4 and beside == [("pause", "resume"), ("pause", "resume"), ("pause",)]
+        np.testing.assert_array_equal(rows["obs"][:, 0], [*range(30), *range(10), *range(20), *range(20)])
+        return
+    assert beside[0] == ("pause", "resume") and beside[2] == ("pause",)
+    assert beside[1][1] == "reset" and lines.count("pause") == 2  # between two episodes
+    np.testing.assert_array_equal(rows["obs"][:, 0], [*range(30), *range(30), *range(20)])
+    np.testing.assert_array_equal(rows["next_obs"][38:41, 1], [0, 0, 1])
+    np.testing.assert_array_equal(rows["obs"][38:42, 1], [0, 0, 1, 1])  # the first step after the wait is from there
+    assert model.progress.state.ahead["reward"].size == 0
+
+
+def test_the_steps_of_an_interrupted_iteration_are_kept(log, tmp_path, waits, said):
+    class Interrupting(Waiting):
+        def step(self, action):
+            if len(self.log.read_text().splitlines()) == 80:
+                raise KeyboardInterrupt
+            return super().step(action)
+
+    with pytest.raises(KeyboardInterrupt):
+        dh.DHMBPO(Interrupting(log), config=CONFIG).learn(200, out=tmp_path / "run")
+    made = [float(line) for line in commands(log) if line not in ("reset", "learn")]
+    model = dh.DHMBPO.load(tmp_path / "run", env=Waiting(log))
+    assert model.num_timesteps == 60 and len(made) > 70
+    model.resume(tmp_path / "run", 200)
+    made += [float(line) for line in commands(log) if line not in ("reset", "learn")]
+    np.testing.assert_allclose(rows_of(model, 200)["act"][:, 0], made[:200], atol=1e-6)
+    assert len(made) < 200 + 30
+
+
+def test_test_episodes_of_an_object_are_asked_for(log, waits):
+    free = CONFIG.with_(loop__evaluation_episodes=None)
+    assert dh.DHMBPO(Plant(log), config=free).config.loop.evaluation_episodes == 0
+    assert dh.DHMBPO(gym.make("Pendulum-v1"), config=free).config.loop.evaluation_episodes == 10
+    assert dh.DHMBPO(lambda: Plant(log), config=free, check=False).config.loop.evaluation_episodes == 10
+    single = free.with_(loop__single_env=True)
+    assert dh.DHMBPO("Pendulum-v1", config=single).config.loop.evaluation_episodes == 0
+    log.unlink(missing_ok=True)
+    dh.DHMBPO(Plant(log), config=free).learn(60)
+    assert len([line for line in commands(log) if line != "learn"]) == 1 + 1000  # on to the end of the episode
+    tested = CONFIG.with_(loop__evaluation_episodes=2, loop__time_limit=30)
+    dh.DHMBPO(Plant(log), config=tested).learn(60)
+    # at the start two test episodes, nothing was learnt afterwards; 60 steps in two episodes
+    assert len([line for line in commands(log) if line != "learn"]) == 2 * 31 + 2 * 31
+
+
+def test_a_single_environment_is_the_only_one(log, waits, said):
+    made = []
+
+    def make():
+        made.append(Waiting(log))
+        return made[-1]
+
+    config = CONFIG.with_(loop__single_env=True, loop__evaluation_episodes=None)
+    model = dh.DHMBPO(make, config=config).learn(60)
+    assert len(made) == 1 and model.get_env() is made[0]
+    assert len([line for line in commands(log) if line not in ("reset", "learn")]) == 60
+    with pytest.raises(dh.UserError, match="serves one seed, but 2 environments are needed"):
+        dh.DHMBPO(make, config=config, seeds=2)
+
+
+def test_the_only_environment_is_introduced():
+    assert single_env_note("X", False, 0, 0) == (
+        "X waits while the agent learns, between two episodes, so an iteration may begin late. Test episodes: none, so "
+        "it makes no steps but those of training (--loop.evaluation-episodes N for N each time)"
+    )
+    assert "paused. Test episodes: 3 each time, up to 90 steps beside" in single_env_note("X", True, 3, 90)
+
+
+def test_what_it_observes_passes_through_wrappers(log):
+    env = gym.wrappers.TransformObservation(Seeing(log), lambda obs: 2 * obs, Box(-np.inf, np.inf, (3,)))
+    simulator = Simulator(gym.wrappers.TimeLimit(env, 100), describe(env))
+    np.testing.assert_array_equal(simulator.reset(0), [0, 0, 0])
+    simulator.step(np.zeros(1))
+    np.testing.assert_array_equal(simulator.observe(), [2, 0, 0])
+    stacked = gym.wrappers.FrameStackObservation(Seeing(log), 2)
+    simulator = Simulator(stacked, describe(stacked))
+    simulator.reset(0)
+    assert simulator.observe() is None

@@ -16,8 +16,8 @@ from doublehorizon.acting.workers import WorkerPool
 from doublehorizon.algorithm.devices import find_devices, forget_programs, use_compilation_cache, using
 from doublehorizon.config import Config
 from doublehorizon.config_json import changed
-from doublehorizon.envs.env_source import look_at
-from doublehorizon.envs.make import EnvLike, EnvSpec, Simulator
+from doublehorizon.envs.env_source import inspect_env
+from doublehorizon.envs.make import EnvLike, EnvSpec, Simulator, can_pause
 from doublehorizon.envs.spaces import flat_observation
 from doublehorizon.errors import UserError
 from doublehorizon.jax_settings import DETERMINISTIC_FLAG, asked_for_determinism
@@ -29,10 +29,10 @@ from doublehorizon.run.replay_files import Archived
 from doublehorizon.run.saved_agent import folder_of, write_agent
 from doublehorizon.run.trackers import Tracker, as_trackers
 from doublehorizon.sb3_words import as_config, explains_keywords, require_whole
-from doublehorizon.schedule import random_steps, steps_per_iteration
+from doublehorizon.schedule import evaluated_iterations, random_steps, steps_per_iteration
 from doublehorizon.signals import stoppable
 from doublehorizon.training.callbacks import CallbackLike, as_callback
-from doublehorizon.training.live_view import View, introduction
+from doublehorizon.training.live_view import View, introduction, single_env_note
 from doublehorizon.training.train import train
 
 
@@ -55,7 +55,8 @@ class DHMBPO:
             act, reward, next_obs, terminated). There are then no random steps.
         seed_policy: acts before the first fit instead of uniform random actions: a function from observation to action,
             an object with `predict`, or a policy file of this package.
-        check: let Gymnasium's `check_env` look at an environment of your own first; it steps it a few times.
+        check: let Gymnasium's `check_env` look at an environment of your own first; it steps it a few times. None:
+            unless it is an object or `loop.single_env` is set, as it may then be a machine.
     """
 
     @explains_keywords
@@ -71,7 +72,7 @@ class DHMBPO:
         reward: Callable[[Any, Any, Any], Any] | None = None,
         data: Source | None = None,
         seed_policy: Any = None,
-        check: bool = True,
+        check: bool | None = None,
     ):
         require_whole(seed=seed, seeds=seeds)
         if seeds < 1:
@@ -81,7 +82,9 @@ class DHMBPO:
         self.config = as_config(config)
         self.seeds = list(range(seed, seed + seeds))
         self.devices = find_devices(device, seeds)
-        self.env_source = look_at(env, self.config, seeds, termination_rule, check)
+        self.env_source = inspect_env(env, self.config, seeds, termination_rule, check)
+        if self.config.loop.evaluation_episodes is None:
+            self.config = self.config.with_(loop__evaluation_episodes=self.env_source.evaluation_episodes)
         self._notes = self.env_source.notes
         prior = None if data is None else load_transitions(data, self.env_source.spec, self.config.fit.held_out_every)
         seed_policy = load_policy(seed_policy) if isinstance(seed_policy, str | Path) else seed_policy
@@ -155,15 +158,27 @@ class DHMBPO:
             if folder is not None:
                 run_folder.write_config(folder, progress)
             view = stack.enter_context(View(self.spec.name, goal, quiet=not progress_bar))
-            if self.env_source.is_object and self._runners is None:
+            if self.env_source.is_single and self._runners is None:
                 self._runners = RunnerGroup(self.worker_spec())
-            envs = (self.seeds, self.config.loop.num_envs, self._runners, progress.state.episodes)
+            state = progress.state
+            envs = (self.seeds, self.config.loop.num_envs, self._runners, state.episodes, state.ahead)
             pool = stack.enter_context(WorkerPool(self.worker_spec(), *envs))
             view.say(introduction(self.spec, len(self.seeds), progress.setup.iteration_steps, goal, self.devices))
+            if self.env_source.is_single:
+                view.say(self._single_env_note(progress))
             for note in self._notes:
                 view.warn(note)
             self._notes = []
             train(progress, pool, folder, view, called, trackers)
+
+    def _single_env_note(self, progress: Progress) -> str:
+        """What the user should know whose environment may be a machine."""
+        episodes, setup = self.config.loop.evaluation_episodes or 0, progress.setup
+        last = -(-progress.goal // (setup.iteration_steps * self.spec.action_repeat))
+        tests = evaluated_iterations(self.config, self.spec.time_limit, setup.first_fit, last)
+        count = sum(iteration >= progress.iteration for iteration in tests)
+        steps = count * episodes * self.spec.time_limit * self.spec.action_repeat
+        return single_env_note(self.spec.name, can_pause(self.env_source.make()), episodes, steps)
 
     def _rounded(self, steps: int) -> int:
         """Simulator steps of the whole iterations that `steps` steps need."""
@@ -228,13 +243,18 @@ class DHMBPO:
         """Mean return of `episodes` test episodes with `predict`'s policy."""
         if episodes < 1:
             raise UserError(f"episodes is {episodes}, but at least 1 is needed.")
-        self._runners = None  # the episode of an environment object ends here
+        self._release()  # the episode of a single environment ends here
         simulator = Simulator(self.env_source.make(), self.spec)
         try:
             return EnvRunner(simulator, self.seeds[0]).evaluate(0, self._best(), episodes)
         finally:
-            if not self.env_source.is_object:
+            if not self.env_source.is_single:
                 simulator.close()
+
+    def _release(self) -> None:
+        if self._runners is not None:
+            self._runners.release()
+        self._runners = None
 
     def get_env(self) -> gym.Env:
         """The environment that was given; where an id or a function was given, a new one, for the caller to close."""
@@ -243,9 +263,10 @@ class DHMBPO:
     def set_env(self, env: EnvLike) -> None:
         """From now on it learns in, and is tested on, another environment with the same spaces: a simulator with other
         masses, say. What was learnt is kept; episodes begin anew."""
-        found = look_at(env, self.config, len(self.seeds), check=False)
+        found = inspect_env(env, self.config, len(self.seeds), check=False)
         assumed = [] if self._progress is None else self._progress.move_to(found.spec)
-        self.env_source, self._notes, self._runners = found, assumed + found.notes, None
+        self._release()
+        self.env_source, self._notes = found, assumed + found.notes
 
     def __repr__(self) -> str:
         tests = {seed: round(value, 1) for seed, value in self.last_returns().items()} or "none yet"
@@ -355,4 +376,5 @@ class DHMBPO:
             random_episodes=loop.random_episodes and not {"data", "seed_policy"} & set(self.given),
             step_timeout=loop.step_timeout,
             replays=self.env_source.replays,
+            is_single=self.env_source.is_single,
         )

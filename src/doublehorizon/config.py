@@ -227,8 +227,9 @@ class LoopConfig:
     evaluate_every: Count | None = None
     """Iterations between evaluations; there is one at step 0, after the first fit and at the end, too. None: those of 5
     episodes, counted as for `seed_episodes`."""
-    evaluation_episodes: CountOrZero = 10
-    """Test episodes per evaluation, with the deterministic policy. 0: none, where every step is dear."""
+    evaluation_episodes: CountOrZero | None = None
+    """Test episodes per evaluation, with the deterministic policy. 0: none. None: 10, but 0 with `single_env` and with
+    an environment object that is not of a registered Gymnasium id, whose every step may be dear."""
     time_limit: Count | None = None
     """Agent steps after which an episode is cut off. None: what the environment's registration says or, if it says
     nothing, 1000; it may end earlier by itself."""
@@ -236,6 +237,10 @@ class LoopConfig:
     """Simulator steps for which each action is held; their rewards add up. None: 2 for DMControl, otherwise 1."""
     num_envs: Count = 1
     """Environments per seed that collect side by side, for slow simulators; an iteration has as many steps as ever."""
+    single_env: bool = False
+    """Make one environment only, in the main process, for one seed: for a machine. It waits while the agent learns:
+    between two episodes or, if it has methods `pause` and `resume`, paused. Its actions are never repeated. An
+    environment object is always used like this."""
     step_timeout: Positive = 300.0
     """Seconds after which an environment that has not come back from a reset or an action is given up."""
     replay_episodes: Literal["auto", "never"] = "auto"

@@ -37,6 +37,12 @@ def evaluate_every(config: Config, time_limit: int) -> int:
     return config.loop.evaluate_every or _iterations_of(config, time_limit, 5)
 
 
+def evaluated_iterations(config: Config, time_limit: int, first_fit: int, last: int) -> list[int]:
+    """After which iterations there is a test: none, the first fit's, then every so many, and the last."""
+    every = evaluate_every(config, time_limit)
+    return sorted({0, min(first_fit, last), last, *range(every * -(-first_fit // every), last, every)})
+
+
 def random_steps(config: Config, time_limit: int, has_data: bool) -> int:
     """Agent steps with random actions before the first fit."""
     return seed_iterations(config, time_limit, has_data) * steps_per_iteration(config, time_limit)

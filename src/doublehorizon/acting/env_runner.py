@@ -29,6 +29,7 @@ Batch = dict[str, np.ndarray]
 RunnerId = tuple[int, int]
 """Seed, and the index of one of its environments."""
 
+_FIELDS = ("obs", "act", "reward", "next_obs", "terminated")
 _COLLECT, _EVALUATE = 0, 1  # what a generator is for: enters its seed
 _ALARMS = 5  # of a watchdog, after which a process is stuck
 _RESET = 2**20  # after the others: a reset and the actions at the same step are independent
@@ -39,7 +40,7 @@ class WorkerSpec:
     """What every worker of a pool is given. `seed_policy` acts before the first fit, on the environment's own
     observations and in its own units, instead of random actions; with `random_episodes` some later episodes are random,
     too. `replays` says whether an interrupted episode may be continued by repeating its actions in another process:
-    never where they could move a machine."""
+    never where they could move a machine. `is_single`: the environment is the only one, in the main process."""
 
     make_env: Callable[[], gym.Env]
     spec: EnvSpec
@@ -49,6 +50,7 @@ class WorkerSpec:
     random_episodes: bool = False
     step_timeout: float = 300.0
     replays: bool = True
+    is_single: bool = False
 
 
 @dataclass(frozen=True)
@@ -138,6 +140,10 @@ class EnvRunner:
     random_episodes: bool = False
     watchdog: Watchdog | None = None
     replays: bool = True
+    is_single: bool = False
+    """Whether it is the only one, in the main process: it waits while the agent learns."""
+    rows: list[tuple[np.ndarray, np.ndarray, float, np.ndarray, bool]] = field(default_factory=list)
+    """The steps of the current call of `collect`."""
     obs: np.ndarray | None = None
     """The last observation of the running episode; None where none is running."""
     reset_seed: int = 0
@@ -148,39 +154,64 @@ class EnvRunner:
     """The running episode's rewards so far."""
 
     def collect(
-        self, step: int, policy: NumpyPolicy | None, num_steps: int, episode: Episode | None = None
+        self,
+        step: int,
+        policy: NumpyPolicy | None,
+        num_steps: int,
+        episode: Episode | None = None,
+        to_end: bool = False,
     ) -> Collected:
         """`num_steps` steps with a sampling policy; without one, with the seed policy or uniform actions. An unfinished
-        episode goes on in the next call. `step` is the run's, `episode` the one that is running then."""
-        exact = episode is None or self.restore(step, episode)
+        episode goes on in the next call; with `to_end` it is acted on until it ends, unless the environment can be
+        paused. `step` is the run's, `episode` the one that is running then."""
+        self.rows, exact = [], episode is None or self.restore(step, episode)
         spec, rng = self.simulator.spec, np.random.default_rng(self._rng_seed(step))
-        shapes = [(num_steps, spec.obs_size), (num_steps, spec.act_size), (num_steps,), (num_steps, spec.obs_size)]
-        obs, act, reward, next_obs = (np.empty(shape, np.float32) for shape in shapes)
-        terminated, episodes, longest_cut, longest = np.zeros(num_steps, np.float32), [], 0, 0
-        for t in range(num_steps):
-            here = step + t * spec.action_repeat
+        episodes, longest_cut, longest = [], 0, 0
+        to_end = to_end and not self.simulator.can_pause
+        while len(self.rows) < num_steps or (to_end and self.obs is not None):
+            here = step + len(self.rows) * spec.action_repeat
             with self._reported(here, "step"):
-                if self.obs is None:
-                    self._reset(_reset_seed(self._rng_seed(here)), here)
+                obs = self.obs
+                if obs is None:
+                    obs = self._reset(_reset_seed(self._rng_seed(here)), here)
                     self.is_random = self.random_episodes and is_random_episode(self.reset_seed, here, spec)
-                obs[t] = self.obs
                 time = EpisodeTime(self.reset_seed, len(self.actions), spec.time_limit)
-                act[t] = self._act(policy, obs[t], rng, time)
-                next_obs[t], reward[t], ended, cut = self._step(act[t])
-            terminated[t] = ended
+                act = np.asarray(self._act(policy, obs, rng, time), np.float32)  # as it is stored, and repeated
+                next_obs, reward, ended, cut = self._step(act)
+            self.rows.append((obs, act, reward, next_obs, ended))
             longest_cut = max(longest_cut, len(self.actions) if cut and not ended else 0)
             longest = max(longest, len(self.actions))
-            self.obs = None if ended or cut else next_obs[t]
+            self.obs = None if ended or cut else next_obs
             if self.obs is None and not self.is_random:  # one that is random now and then says nothing of the policy
                 episodes.append((self.total, len(self.actions)))
-        batch = {"obs": obs, "act": act, "reward": reward, "next_obs": next_obs, "terminated": terminated}
-        return Collected(batch, self._unfinished(), episodes, longest_cut, longest, exact)
+        return Collected(self.batch(), self._unfinished(), episodes, longest_cut, longest, exact)
+
+    def batch(self) -> Batch:
+        """The steps of the last call of `collect`, also of one that was interrupted."""
+        fields = zip(*self.rows, strict=True) if self.rows else ((),) * len(_FIELDS)
+        sizes = {"obs": (self.simulator.spec.obs_size,), "act": (self.simulator.spec.act_size,)}
+        sizes["next_obs"] = sizes["obs"]
+        return {
+            name: np.asarray(values, np.float32).reshape(-1, *sizes.get(name, ()))
+            for name, values in zip(_FIELDS, fields, strict=True)
+        }
+
+    def hold(self) -> None:
+        """Nobody acts for a while: an episode that is running is paused, if the environment can do that."""
+        if self.obs is not None:
+            self.simulator.pause()
 
     def restore(self, step: int, episode: Episode) -> bool:
         """Continue an episode that was interrupted; return whether that is possible. Otherwise a new one begins."""
         if self.obs is not None and self.simulator.moved():
             self.obs = None
             return False
+        if self.obs is not None and self.is_single:
+            was_paused, now = self.simulator.resume(), self.simulator.observe()
+            if now is None and was_paused:  # where it has come to is not known
+                self.obs = None
+                return True
+            self.obs = self.obs if now is None else now
         return self.obs is not None or (self.replays and self._replay(episode, step))
 
     def evaluate(self, step: int, policy: NumpyPolicy | None, num_episodes: int) -> float:
@@ -188,6 +219,7 @@ class EnvRunner:
         step."""
         rng = np.random.default_rng([self.seed, _EVALUATE, step])
         total = 0.0
+        self.simulator.resume()
         for episode in range(num_episodes):
             reset_seed, t = _reset_seed([self.seed, _EVALUATE, step, episode]), 0
             with self._reported(step, "a test at step"):
@@ -231,10 +263,11 @@ class EnvRunner:
             total -= weight * spec.temperature * float(log_prob)
         return total
 
-    def _reset(self, reset_seed: int, step: int) -> None:
+    def _reset(self, reset_seed: int, step: int) -> np.ndarray:
         self.reset_seed, self.actions, self.total = reset_seed, [], 0.0
-        self.obs = self.first_obs = self.simulator.reset(reset_seed)
+        self.obs = self.first_obs = obs = self.simulator.reset(reset_seed)
         self._touch(step)
+        return obs
 
     def _step(self, act: np.ndarray) -> tuple[np.ndarray, float, bool, bool]:
         """A step of the running episode. If it does not come back, nobody knows where the environment stands."""
@@ -338,6 +371,21 @@ class RunnerGroup:
             if self._watchdog is not None:
                 self._watchdog.rest()
 
+    def hold(self) -> None:
+        """Nobody acts for a while; see `EnvRunner.hold`."""
+        for runner in self._runners.values():
+            runner.hold()
+
+    def release(self) -> None:
+        """The environments are somebody else's from now on, and none of them is paused."""
+        for runner in self._runners.values():
+            runner.simulator.resume()
+        self._runners = {}
+
+    def interrupted(self) -> dict[RunnerId, Batch]:
+        """The steps of each runner's last call of `collect`, however that ended."""
+        return {at: runner.batch() for at, runner in self._runners.items()}
+
     def close(self) -> None:
         """Closes the environments, which may hold on to processes or machines of their own."""
         for runner in self._runners.values():
@@ -351,5 +399,5 @@ class RunnerGroup:
             spec = self._spec
             simulator = Simulator(spec.make_env(), spec.spec)
             acting = (spec.seed_policy, spec.exploration, spec.first_actions, spec.random_episodes)
-            self._runners[at] = EnvRunner(simulator, *at, *acting, self._watchdog, spec.replays)
+            self._runners[at] = EnvRunner(simulator, *at, *acting, self._watchdog, spec.replays, spec.is_single)
         return self._runners[at]

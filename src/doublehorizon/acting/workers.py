@@ -44,7 +44,7 @@ class WorkerPool:
     An environment object (rather than a way to make one) cannot be sent to another process: give a spec whose
     `make_env` returns it and `runners`, which step it in this process, for one seed; an evaluation then ends the
     episode that was being collected. `episodes` are those that were running when an earlier pool was closed: `restore`
-    continues them.
+    continues them. `ahead` are steps that were made already.
     """
 
     def __init__(
@@ -54,8 +54,12 @@ class WorkerPool:
         num_envs: int = 1,
         runners: RunnerGroup | None = None,
         episodes: dict[RunnerId, Episode] | None = None,
+        ahead: Batch | None = None,
     ):
-        self.seeds, self.notes, self._in_process = seeds, [], runners is not None
+        self.seeds, self.notes, self._runners = seeds, [], runners
+        self.ahead = ahead
+        """Steps that were made already, `[seed, step, ...]`, and that the next call of `collect` begins with."""
+        self._handed: list[Batch] = []
         self.episodes = dict(episodes or {})
         """The episodes that are running between two calls of `collect`."""
         self.ended: dict[int, list[tuple[float, int]]] = {seed: [] for seed in seeds}
@@ -69,7 +73,7 @@ class WorkerPool:
         self._runner_ids = [(seed, env_index) for seed in seeds for env_index in range(num_envs)]
         self._collectors: list[_LocalWorker] | list[_RemoteWorker]
         self._evaluators: list[_LocalWorker] | list[_RemoteWorker]
-        self._replays = spec.replays
+        self._replays, self._action_repeat, self._interrupted = spec.replays, spec.spec.action_repeat, False
         if runners is not None:
             self._collectors = [_LocalWorker(runners, self._runner_ids)]
             self._evaluators = [_LocalWorker(runners, self._runner_ids)]
@@ -92,15 +96,57 @@ class WorkerPool:
         for worker in (*collectors, *evaluators):  # all have been started: they start side by side
             worker.send_spec()
 
-    def collect(self, policies: list[NumpyPolicy] | None, num_steps: int, step: int = 0) -> Batch:
+    @property
+    def is_single(self) -> bool:
+        """Whether there is one environment, in this process, which waits while the agent learns."""
+        return self._runners is not None
+
+    def collect(
+        self, policies: list[NumpyPolicy] | None, num_steps: int, step: int = 0, then_waits: bool = False
+    ) -> Batch:
         """`num_steps` steps of every seed, `[seed, step, ...]`, from all of its environments together; by the seed
-        policy or uniform actions where there are no policies yet. `step` is the run's."""
+        policy or uniform actions where there are no policies yet. `step` is the run's. A single environment that
+        `then_waits` is acted on until its episode ends, or paused; steps that are too many stay for the next call."""
+        made, ahead = 0 if self.ahead is None else self.ahead["reward"].shape[1], self.ahead
+        self.ended, self.longest_cut, self.longest = {seed: [] for seed in self.seeds}, 0, 0
+        if made < num_steps:
+            wait = then_waits and self.is_single
+            found = self._collect(policies, num_steps - made, step + made * self._action_repeat, wait)
+            found = found if ahead is None else _joined([ahead, found])
+        else:
+            found = ahead or {}
+        self.ahead = {name: rows[:, num_steps:] for name, rows in found.items()} if self.is_single else None
+        if then_waits and self._runners is not None:
+            self._runners.hold()
+        found = {name: rows[:, :num_steps] for name, rows in found.items()}
+        self._handed.append(found)
+        return found
+
+    def begin(self) -> None:
+        """What was collected before is kept elsewhere by now; see `unkept`."""
+        self._handed = []
+
+    def unkept(self) -> Batch | None:
+        """All steps of a single environment since the last call of `begin`, those of an interrupted `collect` too:
+        nobody should have to make them again. None where there are none, or where they can be made again."""
+        if self._runners is None:
+            return None
+        rows = self._runners.interrupted() if self._interrupted else {}
+        parts = [*self._handed, *([self.ahead] if self.ahead is not None else [])]
+        parts += [{name: x[None] for name, x in batch.items()} for batch in rows.values()]
+        joined = _joined(parts) if parts else None
+        return joined if joined is not None and joined["reward"].size > 0 else None
+
+    def _collect(self, policies: list[NumpyPolicy] | None, num_steps: int, step: int, to_end: bool) -> Batch:
         by_seed = dict(zip(self.seeds, policies or [None] * len(self.seeds), strict=True))
         num_envs = len(self._runner_ids) // len(self.seeds)
         shares = [num_steps // num_envs + (env_index < num_steps % num_envs) for env_index in range(num_envs)]
+        self._interrupted = True
         found: dict[RunnerId, Collected] = self.call(
-            "collect", {at: (step, by_seed[at[0]], shares[at[1]], self.episodes.get(at)) for at in self._runner_ids}
+            "collect",
+            {at: (step, by_seed[at[0]], shares[at[1]], self.episodes.get(at), to_end) for at in self._runner_ids},
         )
+        self._interrupted = False
         self.episodes = {at: part.episode for at, part in found.items() if part.episode is not None}
         self.ended = {
             seed: [episode for at, part in found.items() if at[0] == seed for episode in part.ended]
@@ -136,7 +182,7 @@ class WorkerPool:
             queue.append((step, {at: (step, by_seed[at[0]], num_episodes) for at in worker.runner_ids}))
             if len(queue) == 1:
                 worker.send("evaluate", queue[0][1])
-        if self._in_process:
+        if self.is_single:
             self.episodes = {}
 
     def finished_evaluations(self, block: bool = False) -> list[tuple[int, int, float]]:
@@ -168,7 +214,10 @@ class WorkerPool:
         return notes
 
     def close(self) -> None:
-        """Ends the workers; those that do not leave by themselves within seconds are killed."""
+        """Ends the workers; those that do not leave by themselves within seconds are killed. A single environment is
+        paused, if it can be."""
+        if self._runners is not None:
+            self._runners.hold()
         workers = (*self._collectors, *self._evaluators)
         for worker in workers:
             worker.hang_up()
@@ -337,6 +386,11 @@ class _RemoteWorker:
         written = os.pread(self._log.fileno(), 2**20, 0)  # its place in the file is the worker's, too, and stays
         at, stuck = stuck_at(written.decode(errors="replace"))
         return at or (self.runner_ids[0][0], 0), stuck
+
+
+def _joined(parts: list[Batch]) -> Batch:
+    """One after the other along the steps."""
+    return {name: np.concatenate([part[name] for part in parts], axis=1) for name in parts[0]}
 
 
 def _pickled(spec: WorkerSpec) -> bytes:

@@ -94,7 +94,7 @@ def _measure(options: CriticError, model: "DHMBPO", loaded: "LoadedSeed", bar: P
     policy = model.policies[model.seeds.index(loaded.seed)]
     task = bar.add_task(f"seed {loaded.seed}: real episodes", total=options.pairs)
     workers = list(range(min(options.pairs, os.cpu_count() or 1)))
-    runners = RunnerGroup(model.worker_spec()) if model.env_source.is_object else None
+    runners = RunnerGroup(model.worker_spec()) if model.env_source.is_single else None
     with WorkerPool(model.worker_spec(), workers, runners=runners) as pool:
         truth = true_values(pool, policy, pairs, how, lambda done: bar.update(task, completed=done))
     bar.remove_task(task)

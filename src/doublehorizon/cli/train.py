@@ -67,6 +67,10 @@ class TrainOptions:
     """Updates of critic and actor per environment step. Default: 2; 1 with any other preset."""
     num_envs: IntIfGiven = None
     """Environments per seed that collect side by side, for slow simulators. Default: 1."""
+    single_env: bool = False
+    """For a machine: one environment in one process, no test episodes unless --loop.evaluation-episodes asks for them,
+    no actions that are repeated or only made to check it. It waits while the agent learns, between two episodes or
+    paused."""
     checkpoint_every: IntIfGiven = None
     """Iterations between checkpoints. Default: each, or as often as it takes a twentieth of the time at most."""
     replay_episodes: Replay = None
@@ -81,7 +85,8 @@ class TrainOptions:
     termination_rule: TextIfGiven = None
     """module:function, your own rule from next_obs to flags."""
     check: bool = True
-    """Let Gymnasium's check_env look at an environment of your own first; it steps it a few times."""
+    """Let Gymnasium's check_env look at an environment of your own first; it steps it a few times. Not with
+    --single-env."""
     device: Device = None
     """Where to learn. Default: a GPU if JAX sees one."""
     tensorboard: bool = False
@@ -121,7 +126,7 @@ def run(arguments: list[str]) -> int:
             config=_config(options),
             device=options.device,
             data=options.data,
-            check=options.check,
+            check=options.check and not options.config.loop.single_env and not options.single_env,
             **functions(options.termination_rule, options.reward, options.seed_policy),
         )
     random_steps = model.random_timesteps
@@ -138,6 +143,7 @@ def run(arguments: list[str]) -> int:
 
 def _config(options: Train) -> Config:
     named = {
+        "loop.single_env": options.single_env or None,
         "loop.num_envs": options.num_envs,
         "loop.checkpoint_every": options.checkpoint_every,
         "loop.replay_episodes": options.replay_episodes,

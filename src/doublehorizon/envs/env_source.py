@@ -18,10 +18,11 @@ _SAME = ("obs_size", "act_size", "time_limit", "action_repeat", "action_low", "a
 
 @dataclass(frozen=True)
 class EnvSource:
-    """What makes an environment, or, if `is_object`, hands out the one that was given; what it is; and what a user
-    should know of it."""
+    """An environment, and what a user should know of it. `make` makes one or, if `is_single`, hands out the only one
+    that there is; `is_object` says that it is the user's own object."""
 
     make: Callable[[], gym.Env]
+    is_single: bool
     is_object: bool
     spec: EnvSpec
     obs_space: gym.Space
@@ -30,27 +31,39 @@ class EnvSource:
     replays: bool
     """Whether an interrupted episode may be continued by repeating its actions."""
 
+    @property
+    def evaluation_episodes(self) -> int:
+        """Test episodes per evaluation, where the user does not say how many."""
+        is_simulator = not self.is_single or (self.is_object and self.spec.name in gym.registry)
+        return 10 if is_simulator else 0
 
-def look_at(env: EnvLike, config: Config, num_seeds: int, rule: Rule | None = None, check: bool = True) -> EnvSource:
-    """Makes one to see what it is. `rule` is the user's own of when it ends; with `check`, Gymnasium's `check_env`
-    looks at it, too, if it is the user's own."""
+
+def inspect_env(
+    env: EnvLike, config: Config, num_seeds: int, rule: Rule | None = None, check: bool | None = None
+) -> EnvSource:
+    """Instantiate the environment once and read its spaces and limits. `rule` is the user's own of when it ends; with
+    `check`, Gymnasium's `check_env` steps it, too, if it is the user's own. None: unless it may be a machine."""
     is_object, wanted = isinstance(env, gym.Env), max(num_seeds, config.loop.num_envs)
-    if is_object and wanted > 1:
-        raise UserError(
-            f"an environment object serves one seed, but {wanted} environments are needed. Pass an id or a "
-            "function that makes one."
-        )
+    is_single = is_object or config.loop.single_env
+    if is_single and wanted > 1:
+        what = "an environment object" if is_object else "a single environment (loop.single_env)"
+        advice = "Pass an id or a function that makes one." if is_object else "Ask for one seed and one environment."
+        raise UserError(f"{what} serves one seed, but {wanted} environments are needed. {advice}")
     _refuse_vectors(env)
     make = factory(env, config.loop)
     sample: Any = make()
     _refuse_vectors(sample)
     spec = describe(sample, config, env if isinstance(env, str) else None, rule)
-    notes = complaints(sample, spec.name) if check and is_users_own(sample) else []
+    is_checked = (not is_single if check is None else check) and is_users_own(sample)
+    notes = complaints(sample, spec.name) if is_checked else []
     notes += time_limit_note(sample, spec, config.loop)
-    replays = not is_object and config.loop.replay_episodes == "auto" and _may_replay(sample)
-    if not is_object:
+    replays = not is_single and config.loop.replay_episodes == "auto" and _may_replay(sample)
+    if is_single:
+        make = lambda: sample  # noqa: E731
+    else:
         sample.close()
-    return EnvSource(make, is_object, spec, sample.observation_space, sample.action_space.shape or (), notes, replays)
+    shape = sample.action_space.shape or ()
+    return EnvSource(make, is_single, is_object, spec, sample.observation_space, shape, notes, replays)
 
 
 def _may_replay(env: gym.Env) -> bool:

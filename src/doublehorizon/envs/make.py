@@ -217,6 +217,11 @@ def time_limit_note(env: gym.Env, spec: EnvSpec, loop: LoopConfig) -> list[str]:
     ]
 
 
+def can_pause(env: gym.Env) -> bool:
+    """Whether it can hold still in the middle of an episode: it has methods `pause` and `resume`."""
+    return all(callable(getattr(env.unwrapped, name, None)) for name in ("pause", "resume"))
+
+
 class Simulator:
     """One environment behind the interface that workers use: flat float32 observations, actions in [-1, 1]."""
 
@@ -225,11 +230,12 @@ class Simulator:
         self._low = np.asarray(spec.action_low, np.float64)
         self._high = np.asarray(spec.action_high, np.float64)
         self._dtype, self._shape = env.action_space.dtype, env.action_space.shape
-        self._steps, self._count = 0, self._counted()
+        self._steps, self._count, self._paused = 0, self._counted(), False
         self.seen: Any = None
         """The last observation as the environment gave it."""
 
     def reset(self, seed: int) -> np.ndarray:
+        self.resume()
         self.seen, _ = self.env.reset(seed=seed)
         self._steps, self._count = 0, self._counted()
         return self._flat(self.seen)
@@ -257,6 +263,43 @@ class Simulator:
     def moved(self) -> bool:
         """Whether somebody else has stepped or reset the environment, as far as the counter of a time limit tells."""
         return self._counted() != self._count
+
+    def observe(self) -> np.ndarray | None:
+        """What the environment observes now, by its method `observe`; None if it has none, or if a wrapper that is no
+        `ObservationWrapper` stands between."""
+        layers = [self.env]
+        while isinstance(layers[-1], gym.Wrapper):
+            layers.append(layers[-1].env)
+        inner = layers.pop()
+        method = getattr(inner, "observe", None)
+        if not callable(method) or any(p.default is p.empty for p in inspect.signature(method).parameters.values()):
+            return None
+        seen, space = method(), inner.observation_space
+        for layer in reversed(layers):
+            if isinstance(layer, gym.ObservationWrapper):
+                seen = layer.observation(seen)
+            elif layer.observation_space != space:
+                return None
+            space = layer.observation_space
+        self.seen = seen
+        return self._flat(seen)
+
+    @property
+    def can_pause(self) -> bool:
+        return can_pause(self.env)
+
+    def pause(self) -> None:
+        """Let it hold still, if it can."""
+        if self.can_pause and not self._paused:
+            self.env.unwrapped.pause()  # type: ignore[attr-defined]
+            self._paused = True
+
+    def resume(self) -> bool:
+        """Let it go on; whether it was paused."""
+        was_paused, self._paused = self._paused, False
+        if was_paused:
+            self.env.unwrapped.resume()  # type: ignore[attr-defined]
+        return was_paused
 
     def _counted(self) -> int | None:
         env = self.env

@@ -65,7 +65,7 @@ class CheckpointWriter:
         self._pool = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
         self._writing: concurrent.futures.Future | None = None
         self._begun, self._took = -np.inf, 0.0
-        self._written: tuple[int, int] | None = None
+        self._written: tuple[int, ...] | None = None
 
     def write_first(self, state: RunState) -> None:
         """Writes a checkpoint of this state, and waits."""
@@ -91,7 +91,8 @@ class CheckpointWriter:
     def write(self, state: RunState) -> None:
         """Begins to write a checkpoint of this state, unless it is on the disk already."""
         self.finish()
-        contents = (state.iteration, len(state.returns))
+        num_ahead = 0 if state.ahead is None else state.ahead["reward"].shape[1]
+        contents = (state.iteration, len(state.returns), num_ahead)
         if contents == self._written:
             return
         with unstoppable():
@@ -114,7 +115,7 @@ class CheckpointWriter:
         finally:
             self._pool.shutdown()
 
-    def _write(self, state: RunState, rows: replay_files.ReplayArrays, contents: tuple[int, int]) -> None:
+    def _write(self, state: RunState, rows: replay_files.ReplayArrays, contents: tuple[int, ...]) -> None:
         setup, machinery = self._progress.setup, self._progress.machinery
         with disk_errors_reported(self._folder):
             machinery.archived = write(self._folder, setup, state, rows, machinery.archived)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 
-from doublehorizon.acting.env_runner import Episode, RunnerId
+from doublehorizon.acting.env_runner import Batch, Episode, RunnerId
 from doublehorizon.acting.policy import NumpyPolicy, from_arrays
 from doublehorizon.algorithm.agent import AgentState
 from doublehorizon.envs.make import EnvSpec, Termination
@@ -52,6 +52,8 @@ class RunState:
     """Tests by the step at which they were started."""
     episodes: dict[RunnerId, Episode] = field(default_factory=dict)
     """Those that were running when the last steps were collected."""
+    ahead: Batch | None = None
+    """Steps of a single environment that were made already and belong to the next iteration, `[seed, step, ...]`."""
     log_sizes: dict[str, int] = field(default_factory=dict)
     """Bytes of each log that belong to what was done so far."""
 
@@ -81,6 +83,7 @@ def encode(state: RunState) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
             f"{place}/actions": episode.actions,
             f"{place}/obs": episode.obs,
         }
+    arrays |= {f"ahead/{name}": rows for name, rows in (state.ahead or {}).items()}
     for step, test in state.pending.items():
         for k, policy in enumerate(test.policies or []):
             arrays |= {f"pending/{step}/{k}/{name}": x for name, x in policy.arrays().items()}
@@ -101,6 +104,7 @@ def decode(about: dict[str, Any], arrays: dict[str, np.ndarray], shapes: AgentSt
         returns={int(step): {int(k): float(v) for k, v in row.items()} for step, row in about["returns"].items()},
         pending={int(step): _pending(arrays, num_seeds, step, test) for step, test in about["pending"].items()},
         episodes=dict(_episode(arrays, spec, *entry) for entry in about["episodes"]),
+        ahead=_ahead(arrays, num_seeds, spec),
         log_sizes={str(name): int(size) for name, size in about["logs"].items()},
     )
 
@@ -134,6 +138,18 @@ def _pending(arrays: dict[str, np.ndarray], num_seeds: int, step: str, test: dic
 
     policies = [policy(k) for k in range(num_seeds)] if test["learnt"] else None
     return PendingEvaluation(policies, float(test["seconds"]))
+
+
+def _ahead(arrays: dict[str, np.ndarray], num_seeds: int, spec: EnvSpec) -> Batch | None:
+    found = {name.removeprefix("ahead/"): x for name, x in arrays.items() if name.startswith("ahead/")}
+    if not found:
+        return None
+    sizes = {"obs": (spec.obs_size,), "act": (spec.act_size,), "next_obs": (spec.obs_size,)}
+    count = found["reward"].shape[1]
+    for name in ("obs", "act", "reward", "next_obs", "terminated"):
+        if found[name].shape != (num_seeds, count, *sizes.get(name, ())):
+            raise ValueError(f"{name} of the steps made ahead is {found[name].shape}")
+    return found
 
 
 def _episode(

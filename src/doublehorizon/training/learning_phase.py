@@ -27,11 +27,21 @@ class Clock:
     def __init__(self, before: float):
         self._begun = time.monotonic() - before
         self._last = time.monotonic()
+        self._waits_since: float | None = None
         self.laps: dict[str, float] = {}
 
     def start(self) -> None:
         """Begins an iteration."""
         self._last, self.laps = time.monotonic(), {}
+
+    def begin_wait(self) -> None:
+        """The environments wait from now on."""
+        self._waits_since = time.monotonic()
+
+    def end_wait(self) -> None:
+        """They go on. How long they waited counts for the iteration that begins."""
+        waited = 0.0 if self._waits_since is None else time.monotonic() - self._waits_since
+        self.laps["time/waited_seconds"] = self.laps.get("time/waited_seconds", 0.0) + waited
 
     def lap(self, name: str) -> None:
         """Adds the time since the last call to a phase."""

@@ -25,6 +25,7 @@ _FIGURES = {
     "train/ent_coef": "temperature",
     "train/critic_loss": "critic loss",
     "model/epochs": "fit epochs",
+    "time/waited_seconds": "seconds that the environment waited",
 }
 
 
@@ -95,6 +96,8 @@ class View:
         words = []
         if "rollout/ep_rew_mean" in self._figures:
             words.append(f"training return {self._figures['rollout/ep_rew_mean']:.4g}")
+        if "time/waited_seconds" in self._figures:
+            words.append(f"the environment waited {self._figures['time/waited_seconds']:.1f} s")
         if self._returns:
             step = max(self._returns)
             words.append(f"test return {_mean(self._returns[step]):.4g} at {step}")
@@ -164,6 +167,16 @@ def introduction(spec: EnvSpec, num_seeds: int, iteration_steps: int, total: int
         f"{spec.name}: {spec.obs_size} observations, {spec.act_size} actions; episodes end {ends}; {num_seeds} seed(s) "
         f"to {total} steps, whole iterations of {iteration_steps}, on {count}{devices[0].device_kind}"
     )
+
+
+def single_env_note(name: str, can_pause: bool, episodes: int, extra_steps: int) -> str:
+    """What happens to the only environment of a run, which may be a machine: when it waits, and what steps it makes
+    beside those of training, in test episodes."""
+    when = "paused" if can_pause else "between two episodes, so an iteration may begin late"
+    tests = "none, so it makes no steps but those of training (--loop.evaluation-episodes N for N each time)"
+    if episodes > 0:
+        tests = f"{episodes} each time, up to {extra_steps} steps beside those of training"
+    return f"{name} waits while the agent learns, {when}. Test episodes: {tests}"
 
 
 def sparkline(values: list[float], width: int = 24) -> str:

@@ -28,6 +28,8 @@ from doublehorizon.training.live_view import View
 from doublehorizon.training.time_left import seconds_left
 from doublehorizon.training.trouble_signs import TroubleSigns
 
+_EPISODE_FIGURES = ("rollout/ep_rew_mean", "rollout/ep_len_mean")
+
 
 def train(
     progress: Progress,
@@ -52,8 +54,9 @@ def train(
             checkpoints.write_if_due(boundary)
     except BaseException:
         with unstoppable(), suppress(RunError):  # a disk that fails now has failed before: that is being reported
+            rows = pool.unkept()
             progress.go_back(boundary)
-            checkpoints.write_last(boundary)
+            checkpoints.write_last(boundary if rows is None else progress.update(ahead=rows))
         raise
     with unstoppable():
         checkpoints.write_last(boundary)
@@ -83,7 +86,7 @@ def _boundaries(
             progress.update(episodes=pool.episodes)  # an environment object has been reset
         going = _report_evaluations(callback, progress, evaluations.gather())
         _show_signs(signs, progress, metrics or {}, view)
-        _show_progress(progress, metrics, clock.laps, view)
+        _show_progress(progress, metrics, clock.laps, view, pool.is_single)
         going = callback.on_iteration(progress) is not False and going
         yield progress.update(log_sizes=logs.sizes())
     if progress.policies is not None:
@@ -118,29 +121,35 @@ def _learn_from_records(progress: Progress, clock: Clock, logs: RunLogs, view: V
     if not progress.spec.registered and progress.config.loop.time_limit is None:  # nobody says how long episodes are
         truncated = longest_recorded_cut({name: rows[0] for name, rows in recorded.items()})
         _see_truncation(progress, truncated, 0, view)
-    metrics = ends | learn(progress, clock, view)
+    no_episodes = dict.fromkeys(_EPISODE_FIGURES, np.full(len(progress.seeds), np.nan))
+    metrics = ends | no_episodes | learn(progress, clock, view)
     progress.update(seconds=clock.total())
-    _log_progress(logs, progress, metrics, {"time/collect_seconds": 0.0, **clock.laps, **_elapsed(progress)})
+    no_steps = {"time/collect_seconds": 0.0, "time/waited_seconds": 0.0}
+    _log_progress(logs, progress, metrics, no_steps | clock.laps | _elapsed(progress))
 
 
 def _iterate(progress: Progress, pool: WorkerPool, clock: Clock, view: View) -> SeedMetrics | None:
     """One iteration: a turn of collecting and learning, or many where `loop.steps_per_turn` says so. The metrics, per
     seed, are those of its last turn, and None while only random steps are collected."""
     clock.start()
+    pool.begin()
     setup, learns = progress.setup, progress.policies is not None
     steps = setup.turn_steps if learns else setup.iteration_steps
+    learns = learns or progress.iteration + 1 >= setup.first_fit
     metrics, ends = None, []
     while progress.state.begun < setup.iteration_steps:
         view.phase("collecting")
-        batch = pool.collect(progress.policies, steps, progress.step)
+        clock.end_wait()
+        batch = pool.collect(progress.policies, steps, progress.step, then_waits=learns)
+        clock.begin_wait()
         _show_notes(pool, view)
         ends.append(_check_termination(progress, batch, view) | _training_episodes(pool))
         _check_reward(progress, batch, view)
         _see_truncation(progress, pool.longest_cut, pool.longest, view)
-        progress.update(begun=progress.state.begun + steps, episodes=pool.episodes)
+        progress.update(begun=progress.state.begun + steps, episodes=pool.episodes, ahead=pool.ahead)
         progress.store(batch)
         clock.lap("time/collect_seconds")
-        if learns or progress.iteration + 1 >= setup.first_fit:
+        if learns:
             repeats = 0 if metrics is None else metrics["train/repeats"]
             metrics = learn(progress, clock, view)
             metrics["train/repeats"] += repeats
@@ -190,8 +199,7 @@ def _see_truncation(progress: Progress, truncated: int, longest: int, view: View
 def _training_episodes(pool: WorkerPool) -> SeedMetrics:
     """Mean return and length of the episodes that ended while collecting; not a number where none did."""
     ended = [np.array(pool.ended[seed] or [(np.nan, np.nan)]) for seed in pool.seeds]
-    returns, lengths = np.stack([found.mean(axis=0) for found in ended], axis=1)
-    return {"rollout/ep_rew_mean": returns, "rollout/ep_len_mean": lengths}
+    return dict(zip(_EPISODE_FIGURES, np.stack([found.mean(axis=0) for found in ended], axis=1), strict=True))
 
 
 def _check_reward(progress: Progress, batch: Batch, view: View) -> None:
@@ -220,7 +228,9 @@ def _elapsed(progress: Progress) -> dict[str, float]:
     return {"time/time_elapsed": progress.state.seconds}
 
 
-def _show_progress(progress: Progress, metrics: SeedMetrics | None, laps: dict[str, float], view: View) -> None:
+def _show_progress(
+    progress: Progress, metrics: SeedMetrics | None, laps: dict[str, float], view: View, is_single: bool
+) -> None:
     """Where the run stands and, once something was learnt, how long the rest takes at most."""
     setup = progress.setup
     steps, learnt = setup.iteration_steps, _num_learnt(progress)
@@ -235,6 +245,7 @@ def _show_progress(progress: Progress, metrics: SeedMetrics | None, laps: dict[s
     rows = [setup.stored_at(i) for i in range(progress.iteration + 1, last + 1)]
     left = seconds_left(setup.config, progress.task, steps, rows, done)
     figures = {name: float(np.mean(value[np.isfinite(value)])) for name, value in metrics.items() if _any(value)}
+    figures |= {"time/waited_seconds": laps["time/waited_seconds"]} if is_single else {}
     view.advance(progress.step, progress.iteration, left, figures)
     if learnt == (0 if setup.first_fit > 0 and setup.turn_steps == steps else 1):  # the first whole one
         view.estimated(progress.state.seconds + left)
