@@ -3,9 +3,13 @@
 import importlib.util
 import io
 import json
+import os
 import re
 import shutil
+import signal
 import subprocess
+import sys
+import time
 from pathlib import Path
 
 import av
@@ -23,8 +27,8 @@ from doublehorizon.analysis.video import record_video
 from doublehorizon.cli import _status
 from doublehorizon.envs.make import describe, make
 from doublehorizon.envs.registry import GROUPS
-from doublehorizon.run.run_reader import read_rows, read_run
-from doublehorizon.training.live_view import View, sparkline
+from doublehorizon.run.run_reader import NO_GAIN, no_gain, read_rows, read_run
+from doublehorizon.training.live_view import View, sparkline, with_spread
 from worlds import TINY
 
 
@@ -319,6 +323,46 @@ def test_without_a_terminal_the_view_is_plain_lines_and_quiet_is_quiet():
             words = "training return -321  test return -1500 at 0"
             lines.append(f"step {step}/1000  at most {left} left  {words}")
         assert shown == ("" if quiet else "".join(f"Pendulum-v1  {line}\n" for line in lines))
+
+
+def test_a_test_return_is_shown_with_its_spread():
+    assert with_spread({4: -157.0}, {4: 90.0}, 10) == "-157 ± 90 (10 episodes)"
+    assert with_spread({4: 3.0}, {}, 1) == "3 (1 episode)"
+    assert with_spread({0: 1.0, 1: 2.0, 2: 6.0}, {0: 9.0}, 5) == "3 ± 2.65 (3 seeds, 5 episodes each)"  # sqrt(14 / 2)
+
+
+def test_a_run_that_gained_nothing_says_so(run, tmp_path, capsys):
+    assert no_gain({0: {0: 1.0, 1: 3.0}, 20: {0: 0.0, 1: 4.0}})
+    assert not no_gain({0: {0: 1.0, 1: 3.0}, 20: {0: 0.0, 1: 4.1}, 40: {0: 0.0, 1: 0.0}})
+    assert not no_gain({0: {0: 1.0}}) and not no_gain({20: {0: 1.0}})
+    shutil.copytree(run, tmp_path / "runs" / "one")
+    rows = read_rows(run / "eval.csv")
+    best = max(float(row["reward"]) for row in rows)
+    for first, told in ((best + 1.0, True), (best - 1e6, False)):
+        changed = [row | ({"reward": str(first)} if row["step"] == "0" else {}) for row in rows]
+        write_rows(tmp_path / "runs" / "one" / "eval.csv", changed)
+        assert (NO_GAIN in said(capsys, "list", str(tmp_path / "runs"))) == told
+        write_report([tmp_path / "runs" / "one"], tmp_path / "report.html")
+        assert (NO_GAIN in (tmp_path / "report.html").read_text()) == told
+
+
+def test_ctrl_c_in_python_is_one_line(run_folder, monkeypatch, capsys):
+    monkeypatch.setattr("sys.excepthook", lambda *problem: print("a traceback", file=sys.stderr))
+
+    def interrupt(progress):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(5)  # the signal ends it
+
+    monkeypatch.setattr("signal.getsignal", lambda number: signal.default_int_handler)  # also in the background
+    model = dh.DHMBPO("Pendulum-v1", config=TINY)
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        model.learn(60, out=run_folder, callback=interrupt)
+    sys.excepthook(stopped.type, stopped.value, stopped.tb)
+    line = f"doublehorizon: stopped. Pendulum-v1 is at step 0. Continue with: doublehorizon resume {run_folder}\n"
+    assert capsys.readouterr().err == line
+    assert stopped.value._render_traceback_() == [line.strip()]
+    sys.excepthook(ValueError, ValueError("another"), None)
+    assert capsys.readouterr().err == "a traceback\n"
 
 
 def test_sparklines():

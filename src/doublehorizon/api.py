@@ -1,5 +1,6 @@
 """`DHMBPO`: the agent as an object with Stable-Baselines3's habits."""
 
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -30,7 +31,7 @@ from doublehorizon.run.saved_agent import folder_of, write_agent
 from doublehorizon.run.trackers import Tracker, as_trackers
 from doublehorizon.sb3_words import as_config, explains_keywords, require_whole
 from doublehorizon.schedule import evaluated_iterations, random_steps, steps_per_iteration
-from doublehorizon.signals import stoppable
+from doublehorizon.signals import Stopped, stoppable
 from doublehorizon.training.callbacks import CallbackLike, as_callback
 from doublehorizon.training.live_view import View, introduction, single_env_note
 from doublehorizon.training.train import train
@@ -144,7 +145,21 @@ class DHMBPO:
     def _learn_to(
         self, goal: int, out: str | Path | None, callback: CallbackLike, progress_bar: bool, trackers: Sequence[Tracker]
     ) -> None:
-        """Trains until `goal` simulator steps per seed are done in all."""
+        """Trains until `goal` simulator steps per seed are done in all. Ctrl-C is told in one line."""
+        try:
+            self._train(goal, out, callback, progress_bar, trackers)
+        except Stopped as stopped:
+            how = "Call learn() again to continue; nothing that was learnt is lost."
+            if out is not None:
+                how = f"Continue with: doublehorizon resume {shlex.quote(str(out))}"
+                if not self.spec.registered:
+                    how = f"Continue with: dh.DHMBPO.load({str(out)!r}, env=...).resume({str(out)!r})"
+            stopped.advice = f"{self.spec.name} is at step {self.num_timesteps}. {how}"
+            raise stopped.shown_in_a_line() from None
+
+    def _train(
+        self, goal: int, out: str | Path | None, callback: CallbackLike, progress_bar: bool, trackers: Sequence[Tracker]
+    ) -> None:
         called, trackers = as_callback(callback), as_trackers(trackers)
         self._check_readiness()
         use_compilation_cache()

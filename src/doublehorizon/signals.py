@@ -3,18 +3,36 @@
 import contextlib
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from types import FrameType
+from types import FrameType, TracebackType
 
 
 class Stopped(KeyboardInterrupt):
-    """The user, or the machine's scheduler, asked the run to stop."""
+    """The user, or the machine's scheduler, asked the run to stop. `advice` says how it is continued."""
 
     def __init__(self, number: int):
         super().__init__(signal.Signals(number).name)
-        self.number = number
+        self.number, self.advice = number, ""
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython and notebooks show."""
+        return [f"doublehorizon: stopped. {self.advice}"]
+
+    def shown_in_a_line(self) -> "Stopped":
+        """From now on Python shows it in one line, instead of a traceback, if nobody catches it."""
+        before = sys.excepthook
+
+        def show(kind: type[BaseException], problem: BaseException, trace: TracebackType | None) -> None:
+            if problem is self:
+                print(*self._render_traceback_(), file=sys.stderr)
+            else:
+                before(kind, problem, trace)
+
+        sys.excepthook = show
+        return self
 
 
 class _State:

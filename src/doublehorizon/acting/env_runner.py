@@ -215,13 +215,17 @@ class EnvRunner:
         return self.obs is not None or (self.replays and self._replay(episode, step))
 
     def evaluate(self, step: int, policy: NumpyPolicy | None, num_episodes: int) -> float:
-        """Mean return of test episodes with the deterministic policy; without one, as `collect` acts. Seeded by the
+        """Mean return of test episodes."""
+        return float(np.mean(self.episode_returns(step, policy, num_episodes)))
+
+    def episode_returns(self, step: int, policy: NumpyPolicy | None, num_episodes: int) -> list[float]:
+        """Returns of test episodes with the deterministic policy; without one, as `collect` acts. Seeded by the
         step."""
         rng = np.random.default_rng([self.seed, _EVALUATE, step])
-        total = 0.0
         self.simulator.resume()
+        returns = []
         for episode in range(num_episodes):
-            reset_seed, t = _reset_seed([self.seed, _EVALUATE, step, episode]), 0
+            reset_seed, t, total = _reset_seed([self.seed, _EVALUATE, step, episode]), 0, 0.0
             with self._reported(step, "a test at step"):
                 obs, done = self.simulator.reset(reset_seed), False
             while not done:
@@ -231,8 +235,9 @@ class EnvRunner:
                     obs, reward, ended, cut = self.simulator.step(act)
                 total, t = total + reward, t + 1
                 done = ended or cut
+            returns.append(total)
         self.obs = None  # whatever episode was running here is over
-        return total / num_episodes
+        return returns
 
     def monte_carlo_returns(
         self, step: int, policy: NumpyPolicy, pairs: list[tuple], spec: MonteCarloSpec

@@ -181,19 +181,19 @@ class WorkerPool:
         for worker, queue in zip(self._evaluators, self._queues, strict=True):
             queue.append((step, {at: (step, by_seed[at[0]], num_episodes) for at in worker.runner_ids}))
             if len(queue) == 1:
-                worker.send("evaluate", queue[0][1])
+                worker.send("episode_returns", queue[0][1])
         if self.is_single:
             self.episodes = {}
 
-    def finished_evaluations(self, block: bool = False) -> list[tuple[int, int, float]]:
-        """(step, seed, mean return) of each evaluation that is done; with `block`, of all that were started."""
+    def finished_evaluations(self, block: bool = False) -> list[tuple[int, int, list[float]]]:
+        """(step, seed, returns of its episodes) of each evaluation that is done; with `block`, of all of them."""
         done = []
         for worker, queue in zip(self._evaluators, self._queues, strict=True):
             while queue and (block or worker.ready()):
                 step, _ = queue.popleft()
-                done += [(step, seed, value) for (seed, _), value in worker.receive().items()]
+                done += [(step, seed, returns) for (seed, _), returns in worker.receive().items()]
                 if queue:  # a busy worker does not read its pipe, so it is sent one job at a time
-                    worker.send("evaluate", queue[0][1])
+                    worker.send("episode_returns", queue[0][1])
         return done
 
     def call(self, method: str, arguments: dict[RunnerId, tuple]) -> dict[RunnerId, Any]:

@@ -14,7 +14,7 @@ import numpy as np
 from doublehorizon.analysis.curves import common_steps, find_curves, mean_and_interval
 from doublehorizon.atomic_files import write_file
 from doublehorizon.errors import UserError
-from doublehorizon.run.run_reader import Run, read_rows, read_run
+from doublehorizon.run.run_reader import NO_GAIN, Run, no_gain, read_rows, read_run
 
 _MODEL = {
     "model/validation_rmse": "model error on steps it was not fitted to (RMSE, normalised)",
@@ -94,6 +94,7 @@ def _final(run: Run, label: str) -> dict[str, Any]:
         "lowest": min(last),
         "highest": max(last),
         "seeds": len(last),
+        "note": NO_GAIN if no_gain(run.evaluations()) else "",
     }
 
 

@@ -74,7 +74,7 @@ def _list_runs(folder: Path, as_json: bool) -> None:
             s.seeds,
             f"{s.step:,}" + (f" of {s.steps:,}" if s.steps else ""),
             _number(s.last_return),
-            s.state,
+            f"{s.state}; {s.note}" if s.note else s.state,
         )
         for s in found
     ]

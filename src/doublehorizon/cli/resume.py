@@ -10,7 +10,7 @@ import tyro
 
 from doublehorizon.cli.options import Device, Replay, StepsIfGiven, TextIfGiven, resume_command
 from doublehorizon.cli.parsing import parse
-from doublehorizon.cli.train_and_resume import functions, report, starting, tracked, with_resume_hint
+from doublehorizon.cli.train_and_resume import closing_env, functions, report, starting, tracked, with_resume_hint
 from doublehorizon.errors import UserError
 from doublehorizon.jax_settings import prepare_jax
 
@@ -72,7 +72,7 @@ def run(arguments: list[str]) -> int:
         again = resume_command(options.run, model.spec.name, options)
         told = f"{options.run} is complete: it was started for {model.progress.goal} steps. To go on: {again} --steps N"
         print(told, file=sys.stderr)
-    with hint, tracked(options.run, options.tensorboard, options.wandb) as trackers:
+    with closing_env(model), hint, tracked(options.run, options.tensorboard, options.wandb) as trackers:
         model.resume(options.run, options.steps, progress_bar=not options.quiet, trackers=trackers)
     report(model, options.run, options.json)
     return 0

@@ -21,7 +21,7 @@ from doublehorizon.cli.options import (
     require_positive,
 )
 from doublehorizon.cli.parsing import parse
-from doublehorizon.cli.train_and_resume import functions, report, starting, tracked, with_resume_hint
+from doublehorizon.cli.train_and_resume import closing_env, functions, report, starting, tracked, with_resume_hint
 from doublehorizon.config import Config
 from doublehorizon.config_json import changed, read_config
 from doublehorizon.errors import UserError
@@ -135,7 +135,8 @@ def run(arguments: list[str]) -> int:
             f"--steps is {options.steps}, but training begins with {random_steps} random steps and learns after them. "
             "Ask for more steps, or for fewer random ones with --loop.seed-iterations."
         )
-    with with_resume_hint(model, folder, options), tracked(folder, options.tensorboard, options.wandb) as trackers:
+    hint, logs = with_resume_hint(model, folder, options), tracked(folder, options.tensorboard, options.wandb)
+    with closing_env(model), hint, logs as trackers:
         model.learn(options.steps, out=folder, progress_bar=not options.quiet, trackers=trackers)
     report(model, folder, options.json)
     return 0

@@ -13,6 +13,7 @@ from doublehorizon.acting.policy import best_policy_file
 from doublehorizon.cli.options import resume_command
 from doublehorizon.envs.make import imported
 from doublehorizon.errors import RunError, UserError
+from doublehorizon.run.run_reader import NO_GAIN, no_gain
 from doublehorizon.run.trackers import TensorBoard, Tracker, WandB
 from doublehorizon.signals import Stopped
 
@@ -64,6 +65,16 @@ def with_resume_hint(model: "DHMBPO", folder: Path, options: Any) -> Iterator[No
 
 
 @contextmanager
+def closing_env(model: "DHMBPO") -> Iterator[None]:
+    """A single environment was made for this command, and is closed with it, however that ends."""
+    try:
+        yield
+    finally:
+        if model.env_source.is_single:
+            model.get_env().close()
+
+
+@contextmanager
 def tracked(folder: Path, tensorboard: bool, wandb: bool) -> Iterator[list[Tracker]]:
     """The trackers that were asked for, in the run folder."""
     chosen: list[Tracker] = []
@@ -81,19 +92,23 @@ def tracked(folder: Path, tensorboard: bool, wandb: bool) -> Iterator[list[Track
 def report(model: "DHMBPO", folder: Path, as_json: bool) -> None:
     """The result on stdout."""
     from doublehorizon.training.callbacks import SaveBest  # imports JAX, which the model has done too
+    from doublehorizon.training.live_view import with_spread
 
     returns = model.last_returns()
     if as_json:
         print(json.dumps({"run": str(folder), "returns": returns}))
         return
     if returns:
-        mean = sum(returns.values()) / len(returns)
-        print(f"final test return: {mean:.5g} (mean of {len(returns)} seed(s)){_how_good(model)}")
+        progress: Any = model.progress
+        words = with_spread(returns, progress.state.last_spreads, model.config.loop.evaluation_episodes or 0)
+        print(f"final test return: {words}{_how_good(model)}")
     kept = SaveBest(best_policy_file(folder))
     best = kept.best()
     if best is not None:  # where returns come and go, the last policy is not the one to take away
         print(f"best test return: {best.value:.5g} (seed {best.seed}, step {best.step}), kept in {kept.path}")
     print(f"run folder: {folder}")
+    if model.progress is not None and no_gain(model.progress.returns):
+        print(NO_GAIN)
 
 
 def _how_good(model: "DHMBPO") -> str:

@@ -112,6 +112,16 @@ def _same_sizes(run: Run, spec: EnvSpec) -> EnvSpec:
     return spec
 
 
+NO_GAIN = "no policy has tested better than the actions at the start, which were random or the seed policy's"
+
+
+def no_gain(returns: dict[int, dict[int, float]]) -> bool:
+    """Whether there are tests, and none has a higher mean return than the one at step 0."""
+    means = {step: sum(values.values()) / len(values) for step, values in returns.items()}
+    at_start = means.pop(0, None)
+    return at_start is not None and bool(means) and max(means.values()) <= at_start
+
+
 @dataclass(frozen=True)
 class RunStatus:
     """Where a run stands, as `list` shows it."""
@@ -123,6 +133,7 @@ class RunStatus:
     steps: int
     last_return: float | None
     state: str
+    note: str = ""
 
 
 def status_of(folder: Path) -> RunStatus:
@@ -130,11 +141,13 @@ def status_of(folder: Path) -> RunStatus:
     try:
         run = read_run(folder)
         step, last = _progress_of(run)
-        tested = max(run.evaluations(), default=run.steps)  # its last test may still be missing
+        tests = run.evaluations()
+        tested = max(tests, default=run.steps)  # its last test may still be missing
     except UserError as problem:
         return RunStatus(str(folder), "?", 0, 0, 0, None, str(problem))
     state = "running" if _is_locked(folder) else "done" if min(step, tested) >= run.steps else "stopped"
-    return RunStatus(str(folder), run.name, len(run.seeds), step, run.steps, last, state)
+    note = NO_GAIN if no_gain(tests) else ""
+    return RunStatus(str(folder), run.name, len(run.seeds), step, run.steps, last, state, note)
 
 
 def _progress_of(run: Run) -> tuple[int, float | None]:

@@ -48,6 +48,8 @@ class RunState:
     """Each seed's policy after the last whole iteration, on the host; None before the first fit."""
     returns: dict[int, dict[int, float]] = field(default_factory=dict)
     """Test return by step and seed, of all tests that are done."""
+    last_spreads: dict[int, float] = field(default_factory=dict)
+    """Standard deviation of each seed's episodes in the last test that is done; empty where it had one episode."""
     pending: dict[int, PendingEvaluation] = field(default_factory=dict)
     """Tests by the step at which they were started."""
     episodes: dict[RunnerId, Episode] = field(default_factory=dict)
@@ -67,6 +69,7 @@ def encode(state: RunState) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         "seconds": state.seconds,
         "learnt": state.policies is not None,
         "returns": {str(step): {str(k): v for k, v in row.items()} for step, row in state.returns.items()},
+        "spreads": {str(seed): value for seed, value in state.last_spreads.items()},
         "pending": {
             str(step): {"seconds": test.seconds, "learnt": test.policies is not None}
             for step, test in state.pending.items()
@@ -102,6 +105,7 @@ def decode(about: dict[str, Any], arrays: dict[str, np.ndarray], shapes: AgentSt
         iteration=int(about["iteration"]),
         seconds=float(about["seconds"]),
         returns={int(step): {int(k): float(v) for k, v in row.items()} for step, row in about["returns"].items()},
+        last_spreads={int(seed): float(value) for seed, value in about["spreads"].items()},
         pending={int(step): _pending(arrays, num_seeds, step, test) for step, test in about["pending"].items()},
         episodes=dict(_episode(arrays, spec, *entry) for entry in about["episodes"]),
         ahead=_ahead(arrays, num_seeds, spec),

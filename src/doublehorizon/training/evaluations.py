@@ -1,11 +1,13 @@
 """Test episodes in the background: started with a snapshot of the policies, gathered when they are done."""
 
+import numpy as np
+
 from doublehorizon.acting.workers import WorkerPool
 from doublehorizon.run.logs import RunLogs
 from doublehorizon.run.progress import Progress
 from doublehorizon.run.run_state import PendingEvaluation
 from doublehorizon.training.callbacks import Evaluation
-from doublehorizon.training.live_view import View
+from doublehorizon.training.live_view import View, with_spread
 
 
 class Evaluations:
@@ -13,7 +15,7 @@ class Evaluations:
 
     def __init__(self, progress: Progress, pool: WorkerPool, view: View, logs: RunLogs):
         self._progress, self._pool, self._view, self._logs = progress, pool, view, logs
-        self._found: dict[int, dict[int, float]] = {}
+        self._found: dict[int, dict[int, list[float]]] = {}
         for step in sorted(progress.state.pending):
             self._send(step)
 
@@ -32,20 +34,21 @@ class Evaluations:
         """The tests that are done, in order, which are logged; with `block`, waits for all. A row's time is that at
         which its policy was ready."""
         done = []
-        for step, seed, value in self._pool.finished_evaluations(block):
-            self._found.setdefault(step, {})[seed] = value
+        for step, seed, episodes in self._pool.finished_evaluations(block):
+            self._found.setdefault(step, {})[seed] = episodes
         for step, test in sorted(self._progress.state.pending.items()):
             found = self._found.get(step, {})
             if len(found) < len(self._progress.seeds):
                 break  # later ones wait, so that the log's order does not depend on who is faster
-            returns = {seed: found[seed] for seed in self._progress.seeds}
+            returns = {seed: float(np.mean(found[seed])) for seed in self._progress.seeds}
+            spreads = {seed: float(np.std(found[seed], ddof=1)) for seed in returns if len(found[seed]) > 1}
             for seed, value in returns.items():
                 self._logs.evaluation(step, test.seconds, value, seed)
             state = self._progress.state
             left = {at: pending for at, pending in state.pending.items() if at != step}
-            self._progress.update(pending=left, returns=state.returns | {step: returns})
+            self._progress.update(pending=left, returns=state.returns | {step: returns}, last_spreads=spreads)
             del self._found[step]
-            self._view.evaluated(step, returns)
+            self._view.evaluated(step, returns, with_spread(returns, spreads, len(next(iter(found.values())))))
             done.append(Evaluation(step, returns, test.policies))
         return done
 

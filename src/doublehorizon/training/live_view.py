@@ -5,6 +5,7 @@ import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+import numpy as np
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
@@ -43,6 +44,7 @@ class View:
         self._step, self._iteration, self._left, self._news = 0, 0, "", "starting"
         self._figures: dict[str, float] = {}
         self._returns: dict[int, dict[int, float]] = {}
+        self._last_test = ""
         self._spinner = Spinner("dots")
 
     def __enter__(self) -> "View":
@@ -110,13 +112,13 @@ class View:
             hint = ". The preset light needs far less time on a CPU; a GPU is faster by two orders of magnitude"
         self.say(f"{self._name}  the whole run takes at most about {clock(seconds)} here{hint}")
 
-    def evaluated(self, step: int, returns: dict[int, float]) -> None:
-        """A test return per seed."""
-        self._returns[step] = returns
+    def evaluated(self, step: int, returns: dict[int, float], words: str = "") -> None:
+        """A test return per seed, and the same in words, such as `with_spread` finds."""
+        self._returns[step], self._last_test = returns, words or f"{_mean(returns):.5g}"
         values = list(returns.values())
-        spread = f" (seeds: {min(values):.4g} to {max(values):.4g})" if len(values) > 1 else ""
+        seeds = f"; seeds: {min(values):.4g} to {max(values):.4g}" if len(values) > 1 else ""
         if not self._is_live:
-            self.say(f"{self._name}  step {step}: test return {_mean(returns):.5g}{spread}")
+            self.say(f"{self._name}  step {step}: test return {self._last_test}{seeds}")
 
     def __rich__(self) -> RenderableType:
         """The panel: how far, what now, how well."""
@@ -153,7 +155,8 @@ class View:
             }
         for name, values in curves.items():
             where = f"at {steps[-1]:,}" if name == "test return" else ""
-            table.add_row(name, Text(sparkline(values), style="cyan"), f"{values[-1]:.5g}", where)
+            shown = (self._last_test if name == "test return" else "") or f"{values[-1]:.5g}"
+            table.add_row(name, Text(sparkline(values), style="cyan"), shown, where)
         return table
 
 
@@ -185,6 +188,15 @@ def sparkline(values: list[float], width: int = 24) -> str:
     low, high = min(shown), max(shown)
     scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
     return "".join(_BARS[round((value - low) * scale)] for value in shown)
+
+
+def with_spread(returns: dict[int, float], spreads: dict[int, float], episodes: int) -> str:
+    """A test return with its standard deviation: over the seeds or, of a single one, over its episodes."""
+    values = list(returns.values())
+    if len(values) > 1:
+        return f"{_mean(returns):.5g} ± {np.std(values, ddof=1):.3g} ({len(values)} seeds, {episodes} episodes each)"
+    spread = "".join(f" ± {value:.3g}" for value in spreads.values())
+    return f"{_mean(returns):.5g}{spread} ({episodes} episode{'s' if episodes != 1 else ''})"
 
 
 def _mean(returns: dict[int, float]) -> float:
