@@ -3,6 +3,7 @@
 import re
 
 import equinox as eqx
+import gymnasium as gym
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -95,3 +96,55 @@ def test_what_explodes_without_being_infinite_is_noticed():
     assert "imagined rewards" in evidence(rich)[0] and evidence(rich)[1] == ""
     loss = {"train/critic_loss": np.array([1.0, np.inf]), "termination/recall": np.full(2, np.nan)}
     assert evidence(state, loss) == ["", "train/critic_loss is inf"]
+
+
+class Glitch(gym.Wrapper):
+    """A sensor that fails for one step of each episode: one number is 1e30."""
+
+    def reset(self, **kwargs):
+        self.count = 0
+        return self.env.reset(**kwargs)
+
+    def step(self, action):
+        self.count += 1
+        obs, *rest = self.env.step(action)
+        return np.where(self.count == 7, np.array([1.0, 1e30, 1.0], np.float32), obs), *rest
+
+
+def test_a_retry_leaves_the_row_out_that_a_seed_diverged_on(said, tmp_path):
+    def make():
+        return Glitch(gym.make("Pendulum-v1"))
+
+    model = dh.DHMBPO(make, config=TINY, check=False).learn(80, out=tmp_path / "whole")
+    assert "diverged at step 40" in said[0] and len(said) == 2
+    assert said[1] == (
+        "seed 0 leaves 2 rows of its replay out: o1 after the step lies a thousand times farther from the others than "
+        "they do (row 6)"
+    )
+    rows = model.progress.replay.rows
+    assert np.abs(rows.obs[0, :80]).max() < 10.0 and np.abs(rows.next_obs[0, :80]).max() < 10.0
+    for at, copy_of in ((6, 5), (7, 8)):
+        np.testing.assert_array_equal(rows.obs[0, at], rows.obs[0, copy_of])
+    assert [tuple(entry) for entry in model.progress.state.left_out] == [(0, 6, 5), (0, 7, 8)]
+    # a run that is resumed leaves the same rows out
+    stopped = dh.DHMBPO(make, config=TINY, check=False).learn(60, out=tmp_path / "run")
+    assert np.abs(dh.DHMBPO.load(tmp_path / "run", env=make).progress.replay.rows.obs[0, :60]).max() < 10.0
+    again = dh.DHMBPO.load(tmp_path / "run", env=make).learn(20)
+    for a, b in zip(arrays(again), arrays(stopped.learn(20)), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_rows_that_were_left_out_come_back_where_a_run_goes_back(said):
+    def make():
+        return Glitch(gym.make("Pendulum-v1"))
+
+    model = dh.DHMBPO(make, config=TINY, check=False)
+
+    def interrupt(progress):
+        if progress.step == 40:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        model.learn(80, callback=interrupt)
+    assert model.progress.state.left_out == () and model.num_timesteps == 20
+    assert model.progress.replay.rows.obs[0, 7, 1] == np.float32(1e30)

@@ -87,3 +87,22 @@ def test_layers_drop_different_units():
     seeds, z = dropout_seeds(64, jr.key(0)), jnp.ones((64, 64))
     masks = [np.asarray(kernels._dropped(Activation(0.5, None, salt), z, seeds)[1]) for salt in (0, 0x632BE5AB)]
     assert abs(np.corrcoef(masks[0].ravel(), masks[1].ravel())[0, 1]) < 0.05
+
+
+@pytest.mark.parametrize("size", [3e4, 1e6, 1e30])
+def test_float16_survives_inputs_that_it_cannot_hold(monkeypatch, size):
+    """As an imagined state has that is far from all real ones. Other rows do not notice."""
+    monkeypatch.setattr(kernels, "interpret", True)
+    weights, biases = network(jr.key(0))
+    x = jr.normal(jr.key(1), (16, SIZES[0]))
+    seeds = dropout_seeds(16, jr.key(2))
+    spec = PLAN._replace(storage="float16")
+
+    def out(x):
+        return mlp(spec, weights, biases, x, seeds)
+
+    far = out(x.at[0].multiply(size))
+    assert jnp.isfinite(far).all()
+    np.testing.assert_array_equal(far[1:], out(x)[1:])
+    slopes = jax.grad(lambda w, b, x: jnp.sum(jnp.sin(mlp(spec, w, b, x, seeds))), argnums=(0, 1, 2))
+    assert all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(slopes(weights, biases, x.at[0].multiply(size))))

@@ -43,6 +43,20 @@ def test_nothing_counts_behind_a_termination():
     np.testing.assert_allclose(value, [1.0 + 0.5 * 2.0], rtol=1e-6)
 
 
+@pytest.mark.parametrize("overflowed", [np.inf, np.nan])
+def test_what_overflows_behind_a_termination_does_not_count(overflowed):
+    path = rollout([1.0, 2.0, overflowed], [0.0] * 4, [1.0, 1.0, 0.0, 0.0])
+
+    def value(reward, alive):
+        moved = replace(path, reward=reward, alive=alive)
+        return expand_value(moved, jnp.array([overflowed]), jnp.array(0.0), 0.5)[0]
+
+    found, slopes = jax.value_and_grad(value, argnums=(0, 1))(path.reward, path.alive)
+    np.testing.assert_allclose(found, 2.0, rtol=1e-6)
+    np.testing.assert_allclose(slopes[0][:, 0], [1.0, 0.5, 0.0])
+    np.testing.assert_allclose(slopes[1][:, 0], [1.0, 1.0, 0.0, 0.0])
+
+
 def test_q_leaves_out_the_first_bonus_and_the_value_does_not():
     temperature, discount = jnp.array(0.5), 0.5
     path = rollout([1.0, 1.0], [-2.0, -4.0, -6.0], [1.0, 1.0, 1.0])

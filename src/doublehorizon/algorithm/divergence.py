@@ -12,10 +12,13 @@ from doublehorizon.algorithm.devices import fetch, over_seeds, program
 from doublehorizon.algorithm.model_buffer import ModelBuffer
 from doublehorizon.algorithm.replay_buffer import ReplayBuffer
 from doublehorizon.algorithm.start_states import as_transitions
+from doublehorizon.algorithm.values import quantile
 
 _MOST_PARAMETER = 1e6  # weights of a healthy network are below a hundred
 _MOST_TIMES_REAL = 1e4  # an imagined world may be wrong, but not by this factor
 _SMALLEST_RANGE = 1e-4  # of an observation that never changes, as in normalizer.py
+_TIMES_USUAL = 1e3  # as far from the median as nine of ten rows: no stored row is unless something has failed
+_LEAST_USUAL = 0.1  # that distance for a number that hardly ever changes, relative to the median where that is large
 
 
 class Signs(NamedTuple):
@@ -83,6 +86,31 @@ def _signs(discount: float, num_rows: Int[Array, ""], replay: ReplayBuffer, stat
         observation=jnp.max(imagined / jnp.maximum(real, _SMALLEST_RANGE)),
         value=jnp.maximum(jnp.abs(bounds.low), jnp.abs(bounds.high)) * (1.0 - discount) / jnp.maximum(reward, 1.0),
     )
+
+
+@program(donate="none")
+def far_rows(
+    num_rows: Int[Array, ""], replay: ReplayBuffer
+) -> tuple[Bool[Array, "seed rows"], Int[Array, "seed rows"]]:
+    """Whether a stored row has a number that lies a thousand times as far from the median as nine of ten do, and which
+    one: those of an observation, the reward, those of the next observation. A sensor that failed for one step leaves
+    such rows. Rewards of terminating steps do not count."""
+    return over_seeds(jax.vmap(lambda replay: _far_rows(num_rows, replay)), replay)
+
+
+def _far_rows(num_rows: Int[Array, ""], replay: ReplayBuffer) -> tuple[Bool[Array, " rows"], Int[Array, " rows"]]:
+    rows, used = replay.rows, jnp.arange(replay.rows.reward.shape[0]) < num_rows
+
+    def far(x: Float[Array, " rows"], counted: Bool[Array, " rows"]) -> Bool[Array, " rows"]:
+        median = quantile(x, counted, 0.5)
+        off = jnp.abs(x - median)
+        usual = jnp.maximum(quantile(off, counted, 0.9), _LEAST_USUAL * jnp.maximum(jnp.abs(median), 1.0))
+        return counted & (off > _TIMES_USUAL * usual)
+
+    obs, next_obs = (jax.vmap(lambda x: far(x, used), in_axes=1, out_axes=1)(x) for x in (rows.obs, rows.next_obs))
+    reward = far(rows.reward, used & (rows.terminated == 0))
+    flags = jnp.concatenate([obs, reward[:, None], next_obs], axis=1)
+    return jnp.any(flags, axis=1), jnp.argmax(flags, axis=1)
 
 
 def _farthest(buffer: ModelBuffer, mean: Float[Array, "1 obs"]) -> Float[Array, " obs"]:

@@ -20,6 +20,8 @@ Weight = Float[Array, "_ _"]
 Bias = Float[Array, " _"]
 Seeds = UInt32[Array, " rows"]
 
+_MOST = 65504.0  # the largest number of float16
+
 
 class Activation(NamedTuple):
     """Dropout, SiLU or ReLU, LayerNorm without affine (None: no LayerNorm). The units that are dropped follow from a
@@ -47,7 +49,7 @@ def mlp(spec: MlpSpec, weights: tuple[Weight, ...], biases: tuple[Bias, ...], x:
 
 
 def _save(spec, weights, biases, x, seeds):
-    factors, inputs, products = _cast(spec, weights), [x.astype(storage(spec))], []
+    factors, inputs, products = _cast(spec, weights), [_stored(x, storage(spec))], []
     for activation, factor, bias in zip(spec.activations, factors, biases, strict=False):
         out, product = _forward(spec, activation, inputs[-1], factor, bias, seeds)
         inputs.append(out)
@@ -59,7 +61,7 @@ def _pull_back(spec, saved, slope):
     weights, biases, inputs, products, seeds = saved
     factors, scale = _cast(spec, weights), _scale(spec, slope)
     slope = slope * scale
-    bias_slopes, slopes = [jnp.sum(slope, axis=0)], [slope.astype(storage(spec))]
+    bias_slopes, slopes = [jnp.sum(slope, axis=0)], [_stored(slope, storage(spec))]
     for i in reversed(range(len(products))):
         kept = (products[i], biases[i])
         pulled, total = _backward(spec, spec.activations[i], slopes[0], factors[i + 1], kept, seeds)
@@ -89,6 +91,16 @@ def _scale(spec: MlpSpec, slope: Rows) -> Float[Array, ""]:
     return 16.0 / jnp.maximum(jnp.max(jnp.abs(slope)), 1e-30)
 
 
+def _stored(x: Float[Array, "*shape"], dtype: jnp.dtype) -> Float[Array, "*shape"]:
+    """As hidden layers are kept. What is too large for float16 becomes its largest number instead of infinite."""
+    return (jnp.clip(x, -_MOST, _MOST) if dtype == jnp.float16 else x).astype(dtype)
+
+
+def _restored(x: Rows) -> Rows:
+    """In float32; a product that was too large for float16 is finite again."""
+    return jnp.clip(x.astype(jnp.float32), -_MOST, _MOST) if x.dtype == jnp.float16 else x.astype(jnp.float32)
+
+
 def _product(
     x: Rows, weight: Weight, dtype: jnp.dtype | None = None, along: tuple[int, int] = (1, 0)
 ) -> Float[Array, "_ _"]:
@@ -107,7 +119,7 @@ def _forward(
     """The activated rows, and the product that went into them."""
 
     def finish(product: Rows, bias: Bias, seeds: Seeds) -> tuple[Rows]:
-        return (_activate(activation, product.astype(jnp.float32) + bias[None], seeds),)
+        return (_activate(activation, _restored(product) + bias[None], seeds),)
 
     product = _product(x, weight, storage(spec))
     (out,) = _by_rows(activation, finish, (product,), bias, seeds)
@@ -120,8 +132,8 @@ def _backward(
     """The slope of a layer's product, given that of the next one, and its sum over rows: the slope of the bias."""
 
     def finish(slope: Rows, product: Rows, bias: Bias, seeds: Seeds) -> tuple[Rows, Bias]:
-        z = product.astype(jnp.float32) + bias[None]
-        pulled = _pull_activation(activation, slope.astype(jnp.float32), z, seeds)
+        z = _restored(product) + bias[None]
+        pulled = _pull_activation(activation, _restored(slope), z, seeds)
         return pulled, jnp.sum(pulled, axis=0)
 
     product, bias = saved
@@ -210,14 +222,14 @@ def _by_rows(activation: Activation, finish: Callable, rows: tuple[Rows, ...], b
     pays = activation.norm_eps is not None or num_rows >= 1024
     if not (on_gpu() and pays and width & (width - 1) == 0 and num_rows % _TILE == 0):  # Triton needs powers of two
         out, *totals = finish(*rows, bias, seeds)
-        return out.astype(rows[0].dtype), *totals
+        return _stored(out, rows[0].dtype), *totals
 
     from jax.experimental.pallas import triton
 
     def body(*refs):
         values = finish(*(ref[...] for ref in refs[:num_inputs]))
         for ref, value in zip(refs[num_inputs:], values, strict=True):
-            ref[...] = value.astype(ref.dtype)
+            ref[...] = _stored(value, ref.dtype)
 
     inputs = (*rows, bias, seeds)
     num_inputs, num_tiles, num_totals = len(inputs), num_rows // _TILE, len(rows) - 1

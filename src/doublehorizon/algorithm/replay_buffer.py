@@ -75,6 +75,12 @@ def rewound(replay: ReplayBuffer, num_stored: int) -> ReplayBuffer:
     return eqx.tree_at(lambda r: r.position, replay, position)
 
 
+def with_row(replay: ReplayBuffer, seed: int, at: int, row: Transition) -> ReplayBuffer:
+    """One row of one seed replaced. The replay has a leading seed axis."""
+    changed = jax.tree.map(lambda x, new: x.at[seed, at].set(new), replay.rows, row)
+    return eqx.tree_at(lambda r: r.rows, replay, changed)
+
+
 def num_training(num_rows, group_size: int):
     """How many of `num_rows` rows (a number or a traced one) are not held out."""
     return num_rows // group_size * (group_size - 1)

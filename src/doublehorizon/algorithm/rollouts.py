@@ -85,7 +85,9 @@ def training_rollout(
         act, log_prob = _act(actor(world.obs_normalizer.normalize(obs)) + perturbation, act_noise)
         next_obs, going_reward = imagine_step(task, world, obs, act, step_noise)
         goes_on, reward = imagine_end(task, world, (obs, act), next_obs, going_reward, None)
-        return (next_obs, alive * goes_on), (obs, act, log_prob, alive, reward, going_reward)
+        left = alive * goes_on
+        next_obs = jnp.where(left[:, None] > 0.0, next_obs, obs)  # beyond an end nothing is imagined
+        return (next_obs, left), (obs, act, log_prob, alive, reward, going_reward)
 
     obs, alive, before = start, jnp.ones(start.shape[0]), None
     if perturbations.shape[0] > 1:  # otherwise there is no step, and perhaps no model

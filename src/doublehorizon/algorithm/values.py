@@ -90,6 +90,7 @@ def expand_value(
     horizon = rollout.reward.shape[0]
     bonus = -temperature * rollout.log_prob
     gained = jnp.concatenate([rollout.reward, last_q[None]]) + bonus
+    gained = jnp.where(rollout.alive > 0.0, gained, 0.0)  # 0 times what overflowed is not a number
     discounts = discount ** jnp.arange(horizon + 1)
     return jnp.sum(discounts[:, None] * rollout.alive * gained, axis=0)
 

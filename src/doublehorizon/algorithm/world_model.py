@@ -101,7 +101,8 @@ def imagine_end(
         continues = 1.0 - probability
     if end_reward is None or world.end_rewards is None or task.reward is not None:
         return continues, reward
-    return continues, continues * reward + (1.0 - continues) * world.end_rewards.denormalize(end_reward)
+    going = jnp.where(continues > 0.0, reward, 0.0)  # 0 times what overflowed is not a number
+    return continues, continues * going + (1.0 - continues) * world.end_rewards.denormalize(end_reward)
 
 
 def normalized_target(

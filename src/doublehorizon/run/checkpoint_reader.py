@@ -235,7 +235,9 @@ def _assembled(saved: SavedCheckpoint, spec: EnvSpec, devices: Devices, knowledg
     policies = fetch_policies(setup, agent) if about["learnt"] else None
     archived = Archived(about["replay"]["rows"], about["replay"]["digest"])
     replay = place(devices, _replay(replay_shapes, saved.rows, int(about["replay"]["rows"])))
-    return Progress(setup, replace(state, agent=agent, policies=policies), Machinery(replay, archived))
+    progress = Progress(setup, replace(state, agent=agent, policies=policies), Machinery(replay, archived))
+    progress.leave_out(state.left_out)
+    return progress
 
 
 def _replay(shapes: ReplayBuffer, rows: replay_files.ReplayArrays, num_stored: int) -> ReplayBuffer:

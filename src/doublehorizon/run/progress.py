@@ -21,7 +21,7 @@ from doublehorizon.envs.make import EnvSpec
 from doublehorizon.errors import UserError
 from doublehorizon.run.prior_knowledge import PriorKnowledge, make_task, try_functions
 from doublehorizon.run.replay_files import Archived
-from doublehorizon.run.run_state import RunState
+from doublehorizon.run.run_state import LeftOut, RunState
 from doublehorizon.schedule import first_effort, seed_iterations, steps_per_iteration, steps_per_turn
 from doublehorizon.signals import unstoppable
 
@@ -77,6 +77,8 @@ class Machinery:
     """Which of its rows are on the disk."""
     programs: "Programs | None" = None
     """The compiled fit and policy optimisation; None before the first `train`, or where they would be others now."""
+    originals: dict[LeftOut, Transition] = field(default_factory=dict)
+    """Rows of the replay that were left out."""
     whole: bool = True
     """False where an iteration was broken off whose new rows had replaced old ones: such a run cannot go on."""
 
@@ -174,6 +176,21 @@ class Progress:
             self.machinery.replay, changed = agent.store((rows, self.agent), self.replay)
             self.update(agent=changed)
 
+    def leave_out(self, entries: tuple[LeftOut, ...]) -> None:
+        """Puts a copy of another row in the place of each of these, if they are still stored."""
+        for entry in entries:
+            if entry.row >= self.num_stored - self.capacity:
+                self.machinery.originals[entry] = self._row(entry.seed, entry.row)
+                self._set_row(entry.seed, entry.row, self._row(entry.seed, entry.copy_of))
+
+    def _row(self, seed: int, number: int) -> Transition:
+        k, at = self.seeds.index(seed), number % self.capacity
+        return jax.device_get(jax.tree.map(lambda x: x[k, at], self.replay.rows))
+
+    def _set_row(self, seed: int, number: int, row: Transition) -> None:
+        k, at = self.seeds.index(seed), number % self.capacity
+        self.machinery.replay = replays.with_row(self.replay, k, at, row)
+
     def move_to(self, spec: EnvSpec) -> list[str]:
         """Goes on in another environment with the same spaces, where episodes begin anew; what is assumed of it."""
         spec, assumed = adapted(spec, self.spec.facts(), "this agent")
@@ -189,6 +206,8 @@ class Progress:
 
     def go_back(self, to: RunState) -> None:
         """Goes back to where the run stood, from anywhere inside the iteration that came next."""
+        for entry in self.state.left_out[len(to.left_out) :][::-1]:
+            self._set_row(entry.seed, entry.row, self.machinery.originals.pop(entry))
         moved = to.iteration != self.state.iteration or self.state.begun > 0
         self.machinery.whole = not moved or self.num_stored <= self.capacity
         if (to.termination, to.cut_after) != (self.state.termination, self.state.cut_after):

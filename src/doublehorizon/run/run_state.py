@@ -4,7 +4,7 @@ A new field of a run's state is added here and nowhere else: to `RunState`, to `
 """
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,14 @@ class PendingEvaluation:
 
     policies: list[NumpyPolicy] | None
     seconds: float
+
+
+class LeftOut(NamedTuple):
+    """A row of a seed's replay, and the row whose copy replaces it, by how many were stored before each."""
+
+    seed: int
+    row: int
+    copy_of: int
 
 
 @dataclass(frozen=True)
@@ -56,6 +64,8 @@ class RunState:
     """Those that were running when the last steps were collected."""
     ahead: Batch | None = None
     """Steps of a single environment that were made already and belong to the next iteration, `[seed, step, ...]`."""
+    left_out: tuple["LeftOut", ...] = ()
+    """Rows of replays that a seed diverged on, in order; a copy of another row stands in the place of each."""
     log_sizes: dict[str, int] = field(default_factory=dict)
     """Bytes of each log that belong to what was done so far."""
 
@@ -75,6 +85,7 @@ def encode(state: RunState) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
             for step, test in state.pending.items()
         },
         "episodes": [[*at, episode.reset_seed, episode.is_random] for at, episode in state.episodes.items()],
+        "left_out": [list(entry) for entry in state.left_out],
         "logs": state.log_sizes,
     }
     plain = jax.device_get([_plain(leaf) for leaf in jax.tree.leaves(state.agent)])
@@ -109,6 +120,7 @@ def decode(about: dict[str, Any], arrays: dict[str, np.ndarray], shapes: AgentSt
         pending={int(step): _pending(arrays, num_seeds, step, test) for step, test in about["pending"].items()},
         episodes=dict(_episode(arrays, spec, *entry) for entry in about["episodes"]),
         ahead=_ahead(arrays, num_seeds, spec),
+        left_out=tuple(LeftOut(*map(int, entry)) for entry in about["left_out"]),
         log_sizes={str(name): int(size) for name, size in about["logs"].items()},
     )
 

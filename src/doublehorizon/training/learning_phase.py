@@ -10,9 +10,10 @@ from doublehorizon import schedule
 from doublehorizon.algorithm import agent
 from doublehorizon.algorithm.agent import AgentState
 from doublehorizon.algorithm.devices import fetch
-from doublehorizon.algorithm.divergence import select_seeds, signs_of_divergence
+from doublehorizon.algorithm.divergence import far_rows, select_seeds, signs_of_divergence
 from doublehorizon.errors import RunError
 from doublehorizon.run.progress import Progress, fetch_policies
+from doublehorizon.run.run_state import LeftOut
 from doublehorizon.training.live_view import View
 
 _MOST_REPEATS = 3
@@ -69,6 +70,7 @@ def learn(progress: Progress, clock: Clock, view: View) -> SeedMetrics:
             )
         repeats += diverged
         view.warn(f"diverged at step {progress.step}: {report}; it goes back and tries again with other random numbers")
+        _leave_out_far_rows(progress, diverged, view)
         before = agent.with_fresh_keys(before)
         again, figures = _attempt(progress, before, clock, view)
         after = select_seeds(jnp.asarray(diverged), again, after)
@@ -76,6 +78,30 @@ def learn(progress: Progress, clock: Clock, view: View) -> SeedMetrics:
     progress.update(agent=after, policies=fetch_policies(progress.setup, after))
     clock.lap("time/improve_seconds")
     return metrics | {"train/repeats": repeats}
+
+
+def _leave_out_far_rows(progress: Progress, diverged: np.ndarray, view: View) -> None:
+    """Leaves rows out of the replay that lie far from all others, as a seed that learns from them diverges again."""
+    flags, numbers = fetch(far_rows(jnp.asarray(progress.num_rows, jnp.int32), progress.replay))
+    stored, capacity, found = progress.num_stored, progress.capacity, []
+    age = (stored - 1 - np.arange(progress.num_rows)) % capacity  # of the row at each place
+    names = progress.spec.obs_names
+    names = [*names, "the reward", *(f"{name} after the step" for name in names)]
+    for k in np.flatnonzero(diverged & flags.any(axis=1)):
+        seed, far = progress.seeds[k], np.flatnonzero(flags[k])
+        near = np.flatnonzero(~flags[k, : progress.num_rows])
+        copies = near[np.argmin(np.abs(near[None] - far[:, None]), axis=1)]
+        found += [
+            LeftOut(seed, int(stored - 1 - age[i]), int(stored - 1 - age[j]))
+            for i, j in zip(far.tolist(), copies, strict=True)
+        ]
+        rows, name = "1 row" if len(far) == 1 else f"{len(far)} rows", names[numbers[k, far[0]]]
+        view.warn(
+            f"seed {seed} leaves {rows} of its replay out: {name} lies a thousand times farther from the others than "
+            f"they do (row {stored - 1 - age[far[0]]})"
+        )
+    progress.leave_out(tuple(found))
+    progress.update(left_out=progress.state.left_out + tuple(found))
 
 
 def _attempt(progress: Progress, state: AgentState, clock: Clock, view: View) -> tuple[AgentState, SeedMetrics]:
