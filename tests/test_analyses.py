@@ -18,9 +18,9 @@ from doublehorizon.algorithm.agent import initial_state
 from doublehorizon.algorithm.ensemble import ensemble
 from doublehorizon.algorithm.model_buffer import States, push
 from doublehorizon.algorithm.networks import Critic
-from doublehorizon.algorithm.types import Task, Transition
+from doublehorizon.algorithm.types import Rollout, Task, Transition
 from doublehorizon.algorithm.updates import UpdateContext
-from doublehorizon.algorithm.values import Bounds
+from doublehorizon.algorithm.values import Bounds, rewards_of_bounds
 from doublehorizon.analysis import critic_error, critic_targets, gradients, horizon_advice, model_error
 from doublehorizon.analysis.loaded_seed import LoadedSeed, loaded_seeds, open_run
 from doublehorizon.cli import _status
@@ -54,7 +54,7 @@ def lq_seed(states: np.ndarray, speed: float, log_noise: float = -100.0) -> Load
         state,
         (line_world(log_noise=log_noise), without_entropy(ConstantActor(jnp.array(speed)), blank_critics())),
     )
-    return LoadedSeed(TINY, QUADRATIC, 0, len(states), state, replay)
+    return LoadedSeed(TINY, QUADRATIC, 0, len(states), state, replay, 1.0)
 
 
 def slope_of_the_value(start: np.ndarray, speed: float, horizon: int) -> np.ndarray:
@@ -88,6 +88,9 @@ def test_gradients_are_measured_where_training_begins_or_in_the_replay():
     buffer = push(loaded.state.model_buffer, half)
     filled = replace(loaded, state=eqx.tree_at(lambda s: s.model_buffer, loaded.state, buffer))
     assert np.all(filled.starts(512, jr.key(0)) == 1.0) and np.all(loaded.starts(512, jr.key(0)) == 0.0)
+    mixed = replace(filled, config=changed(TINY, {"policy.replay_start_share": 0.25}))
+    starts = np.asarray(mixed.starts(512, jr.key(0)))
+    assert np.sum(starts == 0.0) == 128 and np.sum(starts == 1.0) == 384 and 16 < np.sum(starts[:256] == 0.0) < 112
     for from_replay, at in ((False, 1.0), (True, 0.0)):
         found = gradients.measure(filled, (1, 2), 128, 4, from_replay=from_replay)
         slopes = np.array([slope_of_the_value(np.array([at]), 0.25, t)[0] for t in (1, 2)]) / 2
@@ -259,6 +262,18 @@ def test_critic_targets_of_every_relative(trained, name):
     assert found.targets.shape == (3 * 8,) and found.soft_rewards.shape == (3 * 8 * horizon,)
     assert found.rewards.shape == (loaded.num_rows,) and found.rewards.min() >= -16.3 and found.low <= found.high
     assert 0 <= found.outside <= 1
+
+
+def test_the_rewards_of_a_figure_are_those_that_set_the_bounds():
+    """By `endings`, what a step brings if the episode continues, and only of steps after which it does."""
+    config, one = CriticConfig(bounds="endings"), jnp.ones((4, 1, 1))
+    log_prob, alive = jnp.zeros((4, 1)), jnp.array([[1.0], [1.0], [1.0], [0.0]])
+    reward, going = jnp.array([[1.0], [2.0], [-200.0]]), jnp.array([[1.0], [2.0], [3.0]])
+    rollout = Rollout(one, one, log_prob, reward, going, alive)
+    soft, counted = rewards_of_bounds(config, rollout, jnp.array(0.1))
+    np.testing.assert_array_equal(soft[counted > 0.5], [1.0, 2.0])
+    soft, counted = rewards_of_bounds(replace(config, bounds="alive_and_zero"), rollout, jnp.array(0.1))
+    np.testing.assert_array_equal(soft[counted > 0.5], [1.0, 2.0, -200.0])
 
 
 @pytest.mark.slow

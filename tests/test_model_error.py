@@ -12,6 +12,7 @@ import pytest
 import doublehorizon as dh
 from doublehorizon.algorithm import replay_buffer as replays
 from doublehorizon.algorithm.agent import initial_state
+from doublehorizon.algorithm.model_fit import as_one_gaussian
 from doublehorizon.algorithm.types import Task, Transition
 from doublehorizon.analysis import model_error
 from doublehorizon.analysis.loaded_seed import LoadedSeed
@@ -43,6 +44,16 @@ def test_a_model_that_is_right_has_no_error_and_one_that_drifts_has_that_of_its_
     assert drifting.coverage == {0.5: 0.0, 0.8: 0.0, 0.95: 1.0}
 
 
+def test_the_ensemble_is_the_same_gaussian_in_fits_and_analyses():
+    mean, log_noise = jnp.array([[[1.0]], [[3.0]]]), jnp.log(jnp.array([[[0.5]], [[2.0]]]))
+    middle, variance = as_one_gaussian(mean, log_noise)
+    assert float(middle[0, 0]) == 2.0 and float(variance[0, 0]) == pytest.approx(0.5 * 2.0 + 2.0)  # geometric mean
+    world = eqx.tree_at(lambda w: w.members.log_noise, line_world(), jnp.log(jnp.array([[0.5, 0.5], [2.0, 2.0]])))
+    rows = replace_rewards(line_rows(50), 1e9)  # outside any interval but that of the change, which is right
+    _, deviation = model_error._predict(world, rows)
+    np.testing.assert_allclose(deviation, 1.0, rtol=1e-5)  # the members agree
+
+
 def replace_rewards(rows: Transition, value: float) -> Transition:
     return eqx.tree_at(lambda r: r.reward, rows, jnp.full_like(rows.reward, value))
 
@@ -50,7 +61,7 @@ def replace_rewards(rows: Transition, value: float) -> Transition:
 def line_subject(rows: Transition, drift) -> LoadedSeed:
     replay = eqx.tree_at(lambda r: r.rows, replays.empty(len(rows.reward), 1, 1, 2, 5), rows)
     state = eqx.tree_at(lambda s: s.world, initial_state(TINY, Task(1, 1, None), jnp.array(0)), line_world(drift=drift))
-    return LoadedSeed(TINY, Task(1, 1, None), 0, len(rows.reward), state, replay)
+    return LoadedSeed(TINY, Task(1, 1, None), 0, len(rows.reward), state, replay, 1.0)
 
 
 def test_open_loop_errors_add_up_along_real_trajectories():

@@ -16,6 +16,7 @@ from doublehorizon.cli.train import config_named_in
 from doublehorizon.config_json import read_config
 from doublehorizon.envs.make import Simulator, describe
 from doublehorizon.errors import UserError
+from doublehorizon.run.run_reader import read_rows
 from worlds import TINY
 
 
@@ -101,6 +102,23 @@ def test_a_run_on_recorded_steps_takes_the_discount_of_their_episodes(said, monk
         model.learn(20)
     assert seen == [10]
     assert "config.with_(loop__time_limit=...)" in said[0]
+
+
+def test_a_run_on_recorded_steps_logs_its_training_returns(tmp_path, monkeypatch, only_collecting):
+    """The first row, which has none yet, decides the columns."""
+
+    def learn(progress, clock, view):
+        for phase in ("fit", "improve"):
+            clock.lap(f"time/{phase}_seconds")
+        return {"train/repeats": np.zeros(1)}
+
+    monkeypatch.setattr("doublehorizon.training.train.learn", learn)
+    config = TINY.with_(loop__time_limit=10, termination="never")
+    dh.DHMBPO(Boiler, config=config, data=recorded()).learn(40, out=tmp_path / "run")
+    rows = read_rows(tmp_path / "run" / "progress.csv")
+    assert [row["rollout/ep_rew_mean"] == "nan" for row in rows] == [True, False, False]
+    assert [float(row["rollout/ep_len_mean"]) for row in rows[1:]] == [10.0, 10.0]
+    assert float(rows[2]["time/waited_seconds"]) > 0.0
 
 
 @pytest.fixture(scope="module")

@@ -48,10 +48,9 @@ def random_steps(config: Config, time_limit: int, has_data: bool) -> int:
     return seed_iterations(config, time_limit, has_data) * steps_per_iteration(config, time_limit)
 
 
-def first_effort(config: Config, time_limit: int) -> float:
-    """Factor on the work of the first iteration that learns. With transitions from a file it is what it would have been
-    without."""
-    return config.fit.first_effort or float(max(1, seed_iterations(config, time_limit)))
+def first_effort(config: Config, iterations: float) -> float:
+    """Factor on the work of the first iteration that learns, after the steps of so many."""
+    return config.fit.first_effort or max(1.0, iterations)
 
 
 def discount(config: Config, episode_steps: int | None) -> Number:

@@ -197,11 +197,18 @@ def ensemble_score(
     log_noise: Float[Array, "member noises target"],
     target: Float[Array, "rows target"],
 ) -> Float[Array, "rows target"]:
-    """The paper's S_n, number by number: negative log-likelihood of the ensemble taken as one Gaussian, whose variance
-    is the members' (geometric) mean noise and their disagreement."""
-    variance = jnp.exp(2.0 * jnp.mean(log_noise, axis=0)) + jnp.var(mean, axis=0, ddof=1)
-    error = jnp.square(jnp.mean(mean, axis=0) - target)
+    """The paper's S_n, number by number: negative log-likelihood of the ensemble taken as one Gaussian."""
+    middle, variance = as_one_gaussian(mean, log_noise)
+    error = jnp.square(middle - target)
     return 0.5 * (error / variance + jnp.log(variance))
+
+
+def as_one_gaussian(
+    mean: Float[Array, "member rows target"], log_noise: Float[Array, "member noises target"]
+) -> tuple[Float[Array, "rows target"], Float[Array, "rows target"]]:
+    """The ensemble's mean, and its variance: the members' (geometric) mean noise and their disagreement."""
+    variance = jnp.exp(2.0 * jnp.mean(log_noise, axis=0)) + jnp.var(mean, axis=0, ddof=1)
+    return jnp.mean(mean, axis=0), variance
 
 
 def for_each_member(members: Dynamics, inputs: Float[Array, "rows in"]) -> Float[Array, "member rows in"]:

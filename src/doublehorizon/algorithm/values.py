@@ -53,12 +53,8 @@ def update_bounds(
     """Moves the bounds towards the extreme soft rewards of this rollout, earned forever (the paper's appendix on
     bounding the target critic). By `endings`, only those of steps after which the episode goes on can be; `end_rewards`
     are what the others brought."""
-    horizon, endings = rollout.reward.shape[0], config.bounds == "endings"
-    soft_reward = (rollout.going_reward if endings else rollout.reward) - temperature * rollout.log_prob[:horizon]
-    counted = {
-        "all": jnp.ones_like(soft_reward),
-        "endings": rollout.alive[1:],
-    }.get(config.bounds, rollout.alive[:horizon])
+    endings = config.bounds == "endings"
+    soft_reward, counted = rewards_of_bounds(config, rollout, temperature)
     low, high = (
         quantile(soft_reward.ravel(), counted.ravel() > 0.5, q) / (1.0 - discount)
         for q in (config.quantile, 1.0 - config.quantile)
@@ -71,6 +67,19 @@ def update_bounds(
     rate = jnp.where(bounds.known, config.bounds_rate, 1.0)
     moved = Bounds(bounds.low + rate * (low - bounds.low), bounds.high + rate * (high - bounds.high), jnp.array(True))
     return jax.lax.stop_gradient(moved.reaching(end_rewards if endings else None))
+
+
+def rewards_of_bounds(
+    config: CriticConfig, rollout: Rollout, temperature: Float[Array, ""]
+) -> tuple[Float[Array, "horizon batch"], Float[Array, "horizon batch"]]:
+    """The soft rewards that set the bounds, and how much each of them counts: above a half or not."""
+    horizon, endings = rollout.reward.shape[0], config.bounds == "endings"
+    soft_reward = (rollout.going_reward if endings else rollout.reward) - temperature * rollout.log_prob[:horizon]
+    counted = {
+        "all": jnp.ones_like(soft_reward),
+        "endings": rollout.alive[1:],
+    }.get(config.bounds, rollout.alive[:horizon])
+    return soft_reward, counted
 
 
 def quantile(x: Float[Array, " n"], counted: Bool[Array, " n"], q: float) -> Float[Array, ""]:

@@ -13,6 +13,7 @@ from doublehorizon.algorithm.actor_critic import ActorCritic
 from doublehorizon.algorithm.rollouts import no_perturbations
 from doublehorizon.algorithm.start_states import StartStates, start_states
 from doublehorizon.algorithm.updates import UpdateContext, critic_rollout, critic_target, draw_inputs, start_rollout
+from doublehorizon.algorithm.values import rewards_of_bounds
 from doublehorizon.analysis.loaded_seed import LoadedSeed
 
 
@@ -40,11 +41,11 @@ def target_stats(loaded: LoadedSeed, step: int, batches: int, key: PRNGKeyArray)
     actor_critic = loaded.state.actor_critic
     starts = start_states(loaded.config, loaded.num_rows, loaded.replay, loaded.state.model_buffer)
     found = _targets(loaded.context, actor_critic, starts, jr.split(key, batches))
-    soft, alive, targets = (np.asarray(x) for x in found)
+    soft, counted, targets = (np.asarray(x) for x in found)
     return TargetStats(
         step=step,
         rewards=np.asarray(loaded.replay.rows.reward[: loaded.num_rows]),
-        soft_rewards=soft[alive > 0.5],  # steps after an end do not count
+        soft_rewards=soft[counted > 0.5],
         targets=targets.ravel(),
         low=float(actor_critic.bounds.low),
         high=float(actor_critic.bounds.high),
@@ -55,7 +56,7 @@ def target_stats(loaded: LoadedSeed, step: int, batches: int, key: PRNGKeyArray)
 def _targets(
     context: UpdateContext, actor_critic: ActorCritic, starts: StartStates, keys: Key[Array, " batches"]
 ) -> tuple[Float[Array, "batches horizon batch"], Float[Array, "batches horizon batch"], Float[Array, "batches batch"]]:
-    """Soft rewards, whether their episodes were running, and targets, as in an update of the critics."""
+    """Soft rewards, how much they count for the bounds, and targets, as in an update of the critics."""
     config = context.config
 
     def one_batch(key: PRNGKeyArray) -> tuple[Array, Array, Array]:
@@ -63,9 +64,8 @@ def _targets(
         rollout = start_rollout(context, actor_critic, inputs, no_perturbations(context.task, inputs.noise))
         rollout = critic_rollout(context, actor_critic, inputs, rollout)
         target = critic_target(context, actor_critic, rollout, inputs.target_indices)
-        horizon = rollout.reward.shape[0]
-        soft_reward = rollout.reward - actor_critic.temperature * context.reward_unit * rollout.log_prob[:horizon]
-        return soft_reward, rollout.alive[:horizon], target
+        temperature = actor_critic.temperature * context.reward_unit
+        return *rewards_of_bounds(config.critic, rollout, temperature), target
 
     with jax.default_matmul_precision(config.precision):
         return jax.lax.map(one_batch, keys)

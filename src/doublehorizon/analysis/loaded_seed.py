@@ -32,6 +32,8 @@ class LoadedSeed:
     num_rows: int
     state: AgentState
     replay: ReplayBuffer
+    first_effort: float
+    """Factor on the work of its run's first fit."""
 
     @property
     def context(self) -> UpdateContext:
@@ -44,13 +46,17 @@ class LoadedSeed:
         return jax.tree.map(lambda x: x[at], self.replay.rows)
 
     def starts(self, count: int, key: PRNGKeyArray) -> Float[Array, "count obs"]:
-        """States from which training rollouts begin: those that the last distribution rollouts came to; of the replay
-        in a run without them."""
+        """States from which training rollouts begin: those that the last distribution rollouts came to, and, in the
+        share that the config says, of the replay; in a run without distribution rollouts all of the replay."""
         buffer = self.state.model_buffer
-        if buffer is None or int(buffer.size) == 0:
+        size = 0 if buffer is None else int(buffer.size)
+        if buffer is None or size == 0:
             return self.drawn(count, key).obs
-        at = jr.choice(key, int(buffer.size), (count,), replace=count > int(buffer.size))
-        return buffer.rows.obs[at]
+        num_real = round(self.config.policy.replay_start_share * count)
+        key_real, key_imagined, key_order = jr.split(key, 3)
+        at = jr.choice(key_imagined, size, (count - num_real,), replace=count - num_real > size)
+        found = jnp.concatenate([self.drawn(num_real, key_real).obs, buffer.rows.obs[at]])
+        return jr.permutation(key_order, found)
 
 
 @contextmanager
@@ -81,7 +87,8 @@ def loaded_seeds(model: DHMBPO, seeds: tuple[int, ...] = ()) -> list[LoadedSeed]
 def _loaded_seed(progress: Progress, k: int) -> LoadedSeed:
     alone = jax.tree.map(lambda x: x[k], (progress.agent, progress.replay))
     state, replay = jax.device_put(alone, progress.setup.devices[0])
-    return LoadedSeed(progress.config, progress.task, progress.seeds[k], progress.num_rows, state, replay)
+    effort = progress.setup.first_effort
+    return LoadedSeed(progress.config, progress.task, progress.seeds[k], progress.num_rows, state, replay, effort)
 
 
 def require_model(loaded: LoadedSeed, what: str) -> None:

@@ -15,6 +15,7 @@ from scipy import stats
 from doublehorizon.algorithm import agent
 from doublehorizon.algorithm import replay_buffer as replays
 from doublehorizon.algorithm.ensemble import even_shares
+from doublehorizon.algorithm.model_fit import as_one_gaussian
 from doublehorizon.algorithm.replay_buffer import ReplayBuffer
 from doublehorizon.algorithm.rollouts import draw_noise
 from doublehorizon.algorithm.types import Task, Transition
@@ -92,9 +93,9 @@ def _predict(world: WorldModel, rows: Transition) -> tuple[Float[Array, "rows ta
     """The ensemble's errors, and the deviations it claims: its noise and its members' disagreement."""
     inputs = jnp.concatenate([world.obs_normalizer.normalize(rows.obs), rows.act], axis=-1)
     means, log_noise = eqx.filter_vmap(lambda member: member(inputs))(world.members)
-    noise = jnp.mean(jnp.exp(2.0 * log_noise), axis=0)
-    deviation = jnp.sqrt(noise + jnp.var(means, axis=0, ddof=1)) * world.target_normalizer.std[None]
-    predicted = world.target_normalizer.denormalize(jnp.mean(means, axis=0))
+    middle, variance = as_one_gaussian(means, log_noise)
+    deviation = jnp.sqrt(variance) * world.target_normalizer.std[None]
+    predicted = world.target_normalizer.denormalize(middle)
     return predicted - raw_target(rows.obs, rows.reward, rows.next_obs), deviation
 
 
@@ -130,7 +131,8 @@ def refitted(loaded: LoadedSeed, num_rows: int) -> WorldModel:
         raise UserError(f"a fit to {num_rows} rows was asked for, but the run has {loaded.num_rows}.")
     config, task = loaded.config, loaded.task
     num_rows -= num_rows % config.fit.held_out_every
-    effort = 1.0 if config.fit.batches_per_step is not None else config.fit.first_effort or 5.0
+    # as many minibatches as there are rows, or the epochs of a run's first fit
+    effort = 1.0 if config.fit.batches_per_step is not None else loaded.first_effort
     budget = agent.iteration_budget(config, task, num_rows, num_rows, effort).traced()
     state = jax.tree.map(lambda x: x[None], agent.initial_state(config, task, jnp.asarray(loaded.seed)))
     first_rows = replays.rewound(loaded.replay, num_rows)  # the newest rows are the newest of these

@@ -15,13 +15,13 @@ from jaxtyping import Array, Bool, Float
 
 from doublehorizon.algorithm import agent
 from doublehorizon.algorithm import replay_buffer as replays
-from doublehorizon.algorithm.model_fit import negative_log_likelihood
+from doublehorizon.algorithm.model_fit import as_one_gaussian, negative_log_likelihood
 from doublehorizon.algorithm.types import Task, Transition
 from doublehorizon.algorithm.world_model import WorldModel, normalized_target
 from doublehorizon.config import Config
 from doublehorizon.errors import UserError
 from doublehorizon.run.replay_files import DamageError, read_first
-from doublehorizon.schedule import steps_per_iteration
+from doublehorizon.schedule import first_effort, steps_per_iteration
 
 Rows = dict[str, np.ndarray]
 """The fields of transitions, `[row, ...]`."""
@@ -154,7 +154,7 @@ class _Fitting:
         new = jax.tree.map(lambda x: x[None], _part(rows, self._stored, end - self._stored))
         self._replay, self._state = agent.store((new, self._state), self._replay)
         self._stored = end
-        effort = (self._config.fit.first_effort or end / self._steps) if first else None
+        effort = first_effort(self._config, end / self._steps) if first else None
         budget = agent.iteration_budget(self._config, self._task, end, self._steps, effort)
         if first:  # compiles, and fits nothing
             nothing = replace(budget, max_epochs=0)
@@ -191,9 +191,8 @@ def _ask(
     def average(x: Float[Array, "*member rows target"]) -> Float[Array, ""]:
         return jnp.mean(x, where=jnp.broadcast_to(counted.astype(bool), x.shape))
 
-    middle = jnp.mean(mean, axis=0)
+    middle, variance = as_one_gaussian(mean, log_noise)
     disagreement = jnp.var(mean, axis=0, ddof=1)
-    variance = jnp.mean(jnp.exp(2.0 * log_noise), axis=0) + disagreement
     ensemble_nll = 0.5 * (jnp.square(middle - target) / variance + jnp.log(variance)) + jnp.log(scale)
     member_nll = jax.vmap(lambda m, n: negative_log_likelihood(m, n, target, 1e-3) + jnp.log(scale))(mean, log_noise)
     answer = {

@@ -59,8 +59,9 @@ class RunSetup:
 
     @property
     def first_effort(self) -> float:
-        """Factor on the work of the first iteration that learns."""
-        return first_effort(self.config, self.spec.time_limit)
+        """Factor on the work of the first iteration that learns. With transitions from a file it is what it would have
+        been without."""
+        return first_effort(self.config, seed_iterations(self.config, self.spec.time_limit))
 
     def stored_at(self, iteration: int) -> int:
         """How many transitions had been stored at the end of that iteration."""
