@@ -253,7 +253,9 @@ def trained(tmp_path_factory, run):
     return named
 
 
-@pytest.mark.parametrize("name", ["dhmbpo", "sac", *(pytest.param(x, marks=pytest.mark.slow) for x in ("svg", "mbpo"))])
+@pytest.mark.parametrize(
+    "name", ["dhmbpo", "sac", *(pytest.param(x, marks=pytest.mark.slow) for x in ("no-dr", "no-tr"))]
+)
 def test_critic_targets_of_every_relative(trained, name):
     with open_run(trained(name), "cpu") as model:
         (loaded,) = loaded_seeds(model, (1,))
@@ -340,7 +342,7 @@ def test_analyses_as_commands(trained, words, figure, capsys):
 
 @pytest.mark.slow
 def test_critics_are_not_compared_without_training_rollouts(trained, capsys):
-    assert _status(["analyze", "critic-error", str(trained("mbpo"))]) == 2
+    assert _status(["analyze", "critic-error", str(trained("no-tr"))]) == 2
     assert "no training rollouts" in capsys.readouterr().err
 
 

@@ -38,6 +38,22 @@ def blocks(page: Path) -> list[tuple[str, str]]:
     return re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
 
 
+def test_modules_that_pages_name_exist():
+    package = ROOT / "src" / "doublehorizon"
+    files = {str(path.relative_to(package)) for path in package.rglob("*.py")}
+    places = (ROOT, package, package / "algorithm", package / "acting", package / "training", package / "run")
+    modules = {path.stem: path.read_text() for path in (package / "algorithm").glob("*.py")}
+    for page in PAGES:
+        for name in re.findall(r"`([\w/]+\.py)`", page.read_text()):
+            assert any((place / name).is_file() for place in places) or name in files, f"{page.name}: {name}"
+        for module, inner in re.findall(r"`(\w+)\.(\w+)`", page.read_text()):
+            assert module not in modules or re.search(rf"\b{inner}\b", modules[module]), (
+                f"{page.name}: {module}.{inner}"
+            )
+        for folder, inner in re.findall(r"`(run|training|acting|algorithm|envs|analysis)\.(\w+)[.`]", page.read_text()):
+            assert (package / folder / f"{inner}.py").is_file(), f"{page.name}: {folder}.{inner}"
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("docs") / "run"

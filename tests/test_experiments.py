@@ -48,7 +48,7 @@ def test_every_experiment_makes_sense_for_every_preset():
             assert [read_job(job.text()) for job in jobs] == jobs
     values = {name: list(chosen.variants) for name, chosen in EXPERIMENTS.items()}
     assert values["tr-horizon"] == [f"training-{t}" for t in (5, 1, 3, 7, 9)]
-    assert values["mbpo-utd"] == [f"updates_per_step-{n}" for n in (1, 2, 4, 8, 16)]
+    assert values["no-tr-utd"] == [f"updates_per_step-{n}" for n in (1, 2, 4, 8, 16)]
     with pytest.raises(dh.UserError, match="Did you mean 'ablation'"):
         paper_experiment("ablatoin")
 
@@ -58,7 +58,7 @@ def job(**values) -> Job:
 
 
 def test_published_curves_stand_beside_ours(tmp_path, capsys):
-    jobs = [job(), replace(job(), variant="svg")]
+    jobs = [job(), replace(job(), variant="no-dr")]
     for k, one in enumerate(jobs):
         folder = tmp_path / one.name
         folder.mkdir(parents=True)
@@ -70,14 +70,14 @@ def test_published_curves_stand_beside_ours(tmp_path, capsys):
     theirs = "step,time,reward,seed\n0,0,7,0\n0,0,9,1\n38,0,10,0\n38,0,20,1\n50,0,99,0\n50,0,99,1\n0,0,9,2\n"
     (tmp_path / "authors" / "roll" / "no-roll" / "Pendulum-v1.csv").write_text(theirs)
     found = experiment_results.gather(jobs, tmp_path, EXPERIMENTS["ablation"], tmp_path / "authors")
-    dhmbpo, svg = found.lines
+    dhmbpo, no_dr = found.lines
     assert (dhmbpo.mean, dhmbpo.step, dhmbpo.seeds, dhmbpo.minutes, dhmbpo.published) == (4.0, 40, 2, 2.0, None)
-    assert svg.published == 15.0 and svg.mean == 5.0  # theirs at 38, before ours; one of them ended at 0
+    assert no_dr.published == 15.0 and no_dr.mean == 5.0  # theirs at 38, before ours; one of them ended at 0
     experiment_results.draw(found, "title", tmp_path / "curves.png")
     experiment_results.write_table(found, tmp_path / "results.csv")
     assert (tmp_path / "curves.png").stat().st_size > 10_000
     assert (
-        "svg" in experiment_results.table(found)
+        "no-dr" in experiment_results.table(found)
         and json.loads(experiment_results.as_json(found))["runs"][1]["published"] == 15.0
     )
     assert found.scores == {}  # one task: nothing to aggregate
@@ -87,7 +87,7 @@ def test_published_curves_stand_beside_ours(tmp_path, capsys):
         same = read_files(tmp_path / one.name.replace("Other", "Pendulum-v1"), {})
         write_files(tmp_path / one.name, same, set())
     both = experiment_results.gather(two, tmp_path, EXPERIMENTS["ablation"], None)
-    assert both.scores["dhmbpo"]["mean"].value == pytest.approx(1.0) and both.scores["svg"]["IQM"].value == 1.25
+    assert both.scores["dhmbpo"]["mean"].value == pytest.approx(1.0) and both.scores["no-dr"]["IQM"].value == 1.25
 
 
 def test_a_folder_is_mirrored_without_what_is_being_written(tmp_path):

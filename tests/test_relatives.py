@@ -1,4 +1,4 @@
-"""SVG, MBPO and SAC: the same algorithm with other values."""
+"""The ablations no-dr, no-tr and sac: the same algorithm with other values."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import doublehorizon as dh
+from doublehorizon import presets
 from doublehorizon.algorithm import agent
 from doublehorizon.algorithm.model_buffer import ModelBuffer
 from doublehorizon.algorithm.networks import mean_and_std, sample_action
@@ -19,7 +20,9 @@ from doublehorizon.algorithm.start_states import StartStates
 from doublehorizon.algorithm.types import Task, Transition
 from doublehorizon.algorithm.updates import UpdateContext, critic_rollout, critic_target, draw_inputs, start_rollout
 from doublehorizon.algorithm.values import unknown_bounds, update_bounds
+from doublehorizon.cli import _status
 from doublehorizon.config_json import changed, from_json, to_json
+from doublehorizon.errors import UserError
 from doublehorizon.presets import PRESETS, RELATIVES
 from doublehorizon.run.run_reader import read_rows
 from kept import differences
@@ -38,7 +41,7 @@ def steps_of_the_past(count: int = 1) -> StartStates:
     return StartStates(None, ModelBuffer(steps, jnp.array(0), jnp.array(2 * count)))
 
 
-@pytest.mark.parametrize("name", ["mbpo", "sac"])
+@pytest.mark.parametrize("name", ["no-tr", "sac"])
 def test_the_target_of_a_single_step_by_hand(name):
     config = changed(SMALL[name], {"policy.batch_size": 8, "policy.discount": 0.9})
     context = UpdateContext(config, TASK, line_world())
@@ -100,9 +103,22 @@ def test_the_bounds_of_a_single_step_come_from_its_reward_and_from_what_the_poli
     np.testing.assert_allclose([bounds.low, bounds.high], [10 * soft.min(), 10 * soft.max()], rtol=1e-5)
 
 
+@pytest.mark.parametrize(("old", "new"), [("svg", "no-dr"), ("mbpo", "no-tr"), ("mbpo-utd", "no-tr-utd")])
+def test_old_names_say_the_new_ones(old, new, capsys):
+    line = f"doublehorizon: `{old}` is now `{new}`\n"
+    with pytest.raises(UserError, match=f"`{old}` is now `{new}`"):
+        getattr(presets, old)
+    assert not hasattr(presets, old)
+    words = ["experiment", old] if old.endswith("utd") else ["train", "Pendulum-v1", "--preset", old]
+    assert _status(words) == 2 and capsys.readouterr().err == line
+    if not old.endswith("utd"):
+        assert _status(["experiment", "ablation", "--variants", old]) == 2 and capsys.readouterr().err == line
+        assert getattr(presets, new.replace("-", "_")) == PRESETS[new]
+
+
 def test_relatives_differ_in_values_alone():
-    assert PRESETS["svg"].horizons.distribution == 0 and PRESETS["svg"].horizons.training == 5
-    assert PRESETS["mbpo"].horizons.distribution == 20 and PRESETS["mbpo"].horizons.training == 0
+    assert PRESETS["no-dr"].horizons.distribution == 0 and PRESETS["no-dr"].horizons.training == 5
+    assert PRESETS["no-tr"].horizons.distribution == 20 and PRESETS["no-tr"].horizons.training == 0
     assert not PRESETS["sac"].has_model and PRESETS["sac"].critic == PRESETS["paper"].critic
     for config in (*PRESETS.values(), changed(dh.Config(), {"model.norm_eps": None, "critic.norm_eps": None})):
         assert from_json(to_json(config)) == config
@@ -136,11 +152,11 @@ def test_training_starts_from_the_ring_or_from_the_replay():
         seed = agent.initial_state(config, Task(1, 1, None), jnp.array(0))
         return seed.model_buffer if seed.model_buffer is None else type(seed.model_buffer.rows)
 
-    assert starts("svg") is None and starts("sac") is None
-    assert starts("mbpo") is Transition
+    assert starts("no-dr") is None and starts("sac") is None
+    assert starts("no-tr") is Transition
 
 
-@pytest.mark.parametrize("name", ["sac", *(pytest.param(x, marks=pytest.mark.slow) for x in ("svg", "mbpo"))])
+@pytest.mark.parametrize("name", ["sac", *(pytest.param(x, marks=pytest.mark.slow) for x in ("no-dr", "no-tr"))])
 def test_a_tiny_run_goes_on_bit_for_bit(name, tmp_path):
     dh.DHMBPO("Pendulum-v1", seeds=2, config=SMALL[name]).learn(120, out=tmp_path / "whole")
     dh.DHMBPO("Pendulum-v1", seeds=2, config=SMALL[name]).learn(80, out=tmp_path / "parts")
@@ -156,9 +172,9 @@ def test_without_a_model_a_policy_acts_for_a_few_steps_only(monkeypatch):
 
     turns, collect = [], WorkerPool.collect
 
-    def noted(self, policies, steps, at):
+    def noted(self, policies, steps, at, **named):
         turns.append((steps, at, None if policies is None else policies[0].weights[0].copy()))
-        return collect(self, policies, steps, at)
+        return collect(self, policies, steps, at, **named)
 
     monkeypatch.setattr(WorkerPool, "collect", noted)
     model = dh.DHMBPO("Pendulum-v1", seeds=2, config=SMALL["sac"]).learn(80)

@@ -59,7 +59,7 @@ def test_a_terminal_penalty_does_not_spoil_the_model(task):
 
 def test_the_papers_presets_keep_terminal_rewards_in_the_model():
     rows = linear_rows(200, 0)
-    for name in ("paper", "svg", "mbpo"):
+    for name in ("paper", "no-dr", "no-tr"):
         assert not PRESETS[name].terminator.rewards
     world = fitted(changed(CONFIG, {"terminator.rewards": False}), KNOWN, rows, epochs=1)
     np.testing.assert_allclose(world.target_normalizer.std[0], np.std(rows.reward), rtol=1e-3)

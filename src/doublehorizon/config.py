@@ -32,10 +32,10 @@ class Horizons:
 
     distribution: CountOrZero = 40
     """Steps of the detached rollout (DR) that spreads training states to where the policy goes, 20 in the paper. 0:
-    training starts from what was really seen (SVG)."""
+    training starts from what was really seen."""
     training: CountOrZero = 5
     """Steps of the differentiable rollout (TR) that estimates values; longer ones give noisier gradients. 0: critics
-    and actor learn from single steps, imagined ones (MBPO) or, without a model, real ones (SAC)."""
+    and actor learn from single steps: imagined ones or, without a model, real ones (SAC)."""
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,7 @@ class PolicyConfig:
     refresh_every: Count = 20
     """Updates between two distribution rollouts."""
     ring_capacity: Count = 51_200
-    """Capacity of the model buffer, a ring of imagined states that training rollouts start from, about 190 updates'
+    """Capacity of the model buffer, a ring of imagined states that training rollouts start from, about 98 updates'
     worth; without training rollouts, of imagined steps."""
     states_per_refresh: Count = 5120
     """States that each distribution rollout adds at least; it has more rows side by side where its horizon is short."""

@@ -1,4 +1,4 @@
-"""Configs by name: the algorithm for small and large machines, and its relatives, which are other values of it."""
+"""Configs by name: the algorithm for small and large machines, and its ablations, which are other values of it."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +14,7 @@ from doublehorizon.config import (
     TerminatorConfig,
 )
 from doublehorizon.config_json import changed
-from doublehorizon.errors import unknown
+from doublehorizon.errors import UserError, unknown
 
 dhmbpo = Config()
 """The default: the paper's algorithm with a model that is fitted a little and often, two updates per step, and longer
@@ -55,15 +55,15 @@ paper = Config(
     terminator=TerminatorConfig(batches=1000, rewards=False),
     precision="float32",
 )
-"""The published algorithm: its fits and their cadence, one update per step, its float32 arithmetic, its bounds,
-temperature and discount."""
+"""The published algorithm: its fits and their cadence, one update per step, its float32 arithmetic, temperature and
+discount. Only its bounds differ: the authors' code also counts rewards imagined after a termination."""
 
 Changes = Mapping[str, Any]
 """Values by their names in a `Config`."""
 
 RELATIVES: dict[str, Changes] = {
-    "svg": {"horizons.distribution": 0},
-    "mbpo": {"horizons.training": 0, "policy.critic_only_share": 0.0},
+    "no-dr": {"horizons.distribution": 0},
+    "no-tr": {"horizons.training": 0, "policy.critic_only_share": 0.0},
     "sac": {
         "horizons.distribution": 0,
         "horizons.training": 0,
@@ -75,24 +75,44 @@ RELATIVES: dict[str, Changes] = {
         "loop.steps_per_turn": 5,
     },
 }
-"""What makes of any config, large or small, one of DHMBPO's relatives, as the paper compares them: SAC-SVG(H) trains on
-rollouts from real states, MBPO on single imagined steps, SAC (with the same critics) on real ones."""
+"""What makes of any config, large or small, one of the paper's ablations: without distribution rollouts it trains on
+rollouts from real states, without training rollouts on single imagined steps, and without a model (SAC with the same
+critics) on real ones."""
 
-svg, mbpo, sac = (changed(paper, changes) for changes in RELATIVES.values())
+no_dr, no_tr, sac = (changed(paper, changes) for changes in RELATIVES.values())
 
 PRESETS: dict[str, Config] = {
     "dhmbpo": dhmbpo,
     "paper": paper,
     "light": light,
     "quick": quick,
-    "svg": svg,
-    "mbpo": mbpo,
+    "no-dr": no_dr,
+    "no-tr": no_tr,
     "sac": sac,
 }
 
 
+_RENAMED = {"svg": "no-dr", "mbpo": "no-tr", "mbpo-utd": "no-tr-utd"}
+
+
+class RenamedError(UserError, AttributeError):
+    """Something that has another name now."""
+
+
+def refuse_renamed(name: str) -> None:
+    """Raises if something had this name until 0.1."""
+    if name in _RENAMED:
+        raise RenamedError(f"`{name}` is now `{_RENAMED[name]}`")
+
+
+def __getattr__(name: str) -> Config:
+    refuse_renamed(name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 def preset(name: str) -> Config:
     """The preset of that name."""
+    refuse_renamed(name)
     if name not in PRESETS:
         raise unknown("preset", name, PRESETS)
     return PRESETS[name]

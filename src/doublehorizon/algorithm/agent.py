@@ -6,8 +6,8 @@
     critics alone for L/4 updates, then
     L/20 rounds of: DR, 20 joint updates        `improve_policy`
 
-Its relatives have other horizons: without DR updates start from the replay (SVG), without TR they learn from single
-steps, imagined (MBPO) or, without a model, real (SAC).
+Its ablations have other horizons: without DR updates start from the replay, without TR they learn from single steps,
+imagined ones or, without a model, real ones (SAC).
 
 Each of the three is one compiled program over all seeds; nothing crosses between host and device inside them.
 """

@@ -68,7 +68,7 @@ def run(arguments: list[str]) -> int:
         for loaded in chosen:
             require_model(loaded, "the critics' error along training rollouts")
             if loaded.config.horizons.training == 0:
-                raise UserError("this run has no training rollouts (preset mbpo), along which critics are compared.")
+                raise UserError("this run has no training rollouts (preset no-tr), along which critics are compared.")
         found = {loaded.seed: _measure(options, model, loaded, bar) for loaded in chosen}
     path = options.figure("critic-error")
     _draw(found, path)

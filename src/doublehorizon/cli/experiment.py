@@ -17,6 +17,7 @@ from doublehorizon.experiments.experiment_view import ExperimentView
 from doublehorizon.experiments.jobs import Job, is_done
 from doublehorizon.experiments.launchers import Resources, failure, run_locally, run_on_ray
 from doublehorizon.experiments.paper_experiments import EXPERIMENTS, TASKS, jobs_of, paper_experiment
+from doublehorizon.presets import refuse_renamed
 from doublehorizon.signals import stoppable
 
 _LIST = "\n".join(f"  {name:<13} {chosen.question}" for name, chosen in EXPERIMENTS.items())
@@ -113,6 +114,8 @@ def _jobs(options: Experiment) -> list[Job]:
     if not options.tasks:
         raise UserError("there is no task to run on: give at least one with --tasks.")
     chosen = paper_experiment(options.name)
+    for name in options.variants:
+        refuse_renamed(name)
     unknown = [name for name in options.variants if name not in chosen.variants]
     if unknown:
         raise UserError(f"{options.name} has no variant {unknown[0]!r}. It has: {', '.join(chosen.variants)}.")

@@ -30,7 +30,7 @@ examples:
   doublehorizon plot runs/hopper
   doublehorizon plot default=runs/hopper light=runs/hopper-light --out hopper.svg
   doublehorizon plot runs/gym --reference published=FOLDER        # a folder of runs, and published curves
-  doublehorizon plot svg=runs/svg sac=runs/sac --reference svg=FOLDER sac=FOLDER    # each beside its own, dashed
+  doublehorizon plot no-dr=runs/no-dr sac=runs/sac --reference no-dr=FOLDER sac=FOLDER    # each beside its own, dashed
   doublehorizon plot runs/hopper --x time --csv hopper.csv
 
 A path is a run folder, a folder of runs, or a CSV file with the columns step,reward,seed (and time). Paths with the

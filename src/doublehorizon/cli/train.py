@@ -55,10 +55,10 @@ class TrainOptions:
     """How many seeds to train side by side, in one process."""
     seed: int = 0
     """The first seed."""
-    preset: Literal["dhmbpo", "paper", "light", "quick", "svg", "mbpo", "sac"] = "dhmbpo"
+    preset: Literal["dhmbpo", "paper", "light", "quick", "no-dr", "no-tr", "sac"] = "dhmbpo"
     """Where the numbers of the algorithm start from: dhmbpo is the paper's algorithm with a model that is fitted a
-    little and often, paper has its own fits and precision, light suits a CPU, quick a CPU and a small task; svg, mbpo
-    and sac are the paper's relatives."""
+    little and often, paper has its own fits and precision, light suits a CPU, quick a CPU and a small task; no-dr,
+    no-tr and sac are the paper's ablations."""
     config_file: Annotated[Path | None, tyro.conf.arg(name="config", metavar="PATH", help_behavior_hint="")] = None
     """A file of numbers to start from instead of a preset: config.json of a run, or what tune wrote."""
     out: PathIfGiven = None

@@ -8,7 +8,7 @@ from doublehorizon.config import Config
 from doublehorizon.config_json import changed
 from doublehorizon.errors import unknown
 from doublehorizon.experiments.jobs import Job
-from doublehorizon.presets import RELATIVES, Changes
+from doublehorizon.presets import RELATIVES, Changes, refuse_renamed
 
 _MAIN = ("gym/esvg", "dmc/esvg")
 TASKS = ("paper/HalfCheetah", "paper/Hopper", "paper/Walker2d", "paper/Ant", "paper/Humanoid")
@@ -40,8 +40,8 @@ EXPERIMENTS = {
         "what do distribution and training rollouts contribute?",
         {
             "dhmbpo": Variant({}, _MAIN),
-            "svg": Variant(RELATIVES["svg"], ("ablation/no-roll", "roll/no-roll")),
-            "mbpo": Variant(RELATIVES["mbpo"], ("roll/no-t-roll",)),
+            "no-dr": Variant(RELATIVES["no-dr"], ("ablation/no-roll", "roll/no-roll")),
+            "no-tr": Variant(RELATIVES["no-tr"], ("roll/no-t-roll",)),
             "sac": Variant(RELATIVES["sac"], ("gym/sac", "dmc/sac")),
         },
     ),
@@ -72,12 +72,12 @@ EXPERIMENTS = {
             "no-layernorm": Variant({"model.norm_eps": None}, ("ablation/no_ln",)),
         },
     ),
-    "mbpo-utd": PaperExperiment(
-        "how many updates per step does MBPO, without training rollouts, need?",
+    "no-tr-utd": PaperExperiment(
+        "how many updates per step are needed without training rollouts?",
         _each(
             "policy.updates_per_step",
             {1.0: ("roll/no-t-roll",), 2.0: (), 4.0: (), 8.0: (), 16.0: ()},
-            RELATIVES["mbpo"],
+            RELATIVES["no-tr"],
         ),
     ),
 }
@@ -85,6 +85,7 @@ EXPERIMENTS = {
 
 def paper_experiment(name: str) -> PaperExperiment:
     """The experiment of that name."""
+    refuse_renamed(name)
     if name not in EXPERIMENTS:
         raise unknown("experiment", name, EXPERIMENTS)
     return EXPERIMENTS[name]
