@@ -27,6 +27,7 @@ from doublehorizon.run.checkpoint_reader import read_newest, read_step, restore
 from doublehorizon.run.prior_knowledge import PriorKnowledge, require_fit
 from doublehorizon.run.progress import Progress, begin, capacity_for, extend
 from doublehorizon.run.replay_files import Archived
+from doublehorizon.run.resources import Needs, needs, require_room
 from doublehorizon.run.saved_agent import folder_of, write_agent
 from doublehorizon.run.trackers import Tracker, as_trackers
 from doublehorizon.sb3_words import as_config, explains_keywords, require_whole
@@ -35,6 +36,8 @@ from doublehorizon.signals import Stopped, stoppable
 from doublehorizon.training.callbacks import CallbackLike, as_callback
 from doublehorizon.training.live_view import View, introduction, single_env_note
 from doublehorizon.training.train import train
+
+_FEW_STARTS = 3  # from one checkpoint
 
 
 class DHMBPO:
@@ -168,6 +171,7 @@ class DHMBPO:
             stack.enter_context(stoppable())
             stack.enter_context(using(self.devices))
             folder = None if out is None else stack.enter_context(self._settled(Path(out)))
+            room = self._checked_room(goal, folder)
             progress = self._begun(goal)
             called.on_start(progress)
             if folder is not None:
@@ -179,6 +183,13 @@ class DHMBPO:
             envs = (self.seeds, self.config.loop.num_envs, self._runners, state.episodes, state.ahead)
             pool = stack.enter_context(WorkerPool(self.worker_spec(), *envs))
             view.say(introduction(self.spec, len(self.seeds), progress.setup.iteration_steps, goal, self.devices))
+            view.say(f"{self.spec.name} needs {room}")
+            starts = 1 if folder is None else run_folder.count_starts(folder, self.num_timesteps)
+            if starts > _FEW_STARTS:
+                view.warn(
+                    f"{folder} was started {starts} times at step {self.num_timesteps} and got no further: a process "
+                    "must live for its start and one iteration, of which the first that learns takes longest"
+                )
             if self.env_source.is_single:
                 view.say(self._single_env_note(progress))
             for note in self._notes:
@@ -233,6 +244,14 @@ class DHMBPO:
         if self._progress is None or self._progress.policies is None:
             return True
         return any(test.policies is None for test in self._progress.state.pending.values())
+
+    def _checked_room(self, goal: int, folder: Path | None) -> Needs:
+        """What a run to `goal` needs; a `UserError` if there is no room for it."""
+        prior = self._knowledge.num_rows if self._progress is None else self._progress.setup.prior_rows
+        found = needs(self.config, self.spec, len(self.seeds), goal, prior)
+        used = 0 if self._progress is None else self._progress.capacity * found.row
+        require_room(found, self.devices, folder, used)
+        return found
 
     def _begun(self, goal: int) -> Progress:
         if self._progress is None:

@@ -1,19 +1,54 @@
 """Files that are whole or not there at all, whenever the power fails: written aside, then renamed. No JAX."""
 
 import contextlib
+import errno
 import fcntl
 import hashlib
+import json
 import os
 import shutil
+import stat
 import tempfile
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from doublehorizon.errors import RunError, UserError
 
+MOST_TEXT = 2**30  # bytes of a file of text, such as a log, that are read
+MOST_ARRAYS = 2**36  # of one with arrays
 PARTIAL = ".partial"
+_MOST_TIMES = 100  # as large as it is packed: arrays of a replay are at most a tenth of that
+_ALWAYS = 2**26  # bytes that an agent's file may have unpacked, however small it is
 BEFORE = ".before"  # a folder that is being replaced
+
+
+def read_file(path: Path, most: int = MOST_TEXT) -> bytes:
+    """Content of a regular file. An `OSError` if it is none, as a pipe could be waited for without end, or larger than
+    `most` bytes."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(descriptor, "rb") as file:
+        facts = os.fstat(descriptor)
+        if not stat.S_ISREG(facts.st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file")
+        if facts.st_size > most:
+            raise OSError(errno.EFBIG, f"it has {facts.st_size} bytes, at most {most} are read")
+        return file.read()
+
+
+def read_json(path: Path) -> Any:
+    """What a file of JSON holds; a `ValueError` if that is no JSON, or nested without end."""
+    try:
+        return json.loads(read_file(path))
+    except RecursionError as problem:
+        raise ValueError("it is nested too deeply") from problem
+
+
+def require_regular(path: Path) -> None:
+    """For files that a library reads itself: an `OSError` if it is a pipe or a device."""
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "it is not a regular file")
 
 
 def digest(content: bytes) -> str:
@@ -96,7 +131,8 @@ def sync_folder(folder: Path) -> None:
 
 
 def refuse_links(folder: Path, inside: tuple[str, ...] = ()) -> None:
-    """Raises a `UserError` if there is a link in the folder, or in those `inside` it: writing must not be led out."""
+    """Raises a `UserError` if there is a link or a pipe in the folder, or in those `inside` it: writing must neither be
+    led out nor wait for a reader."""
     for root in (folder, *(folder / name for name in inside)):
         for path in root.iterdir() if root.is_dir() else ():
             if path.is_symlink():
@@ -104,6 +140,8 @@ def refuse_links(folder: Path, inside: tuple[str, ...] = ()) -> None:
                     f"{path} is a link, but a run folder must hold its files itself: a link could lead writing "
                     "elsewhere. Copy what it points to into its place."
                 )
+            if not path.is_file() and not path.is_dir():
+                raise UserError(f"{path} is no file: it does not belong into a run folder. Remove it.")
 
 
 @contextlib.contextmanager
@@ -149,8 +187,12 @@ def unpacked(path: Path, prefix: str = "") -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as work:
         try:
             with zipfile.ZipFile(path) as archive:
-                archive.extractall(work, [name for name in archive.namelist() if name.startswith(prefix)])
-        except (zipfile.BadZipFile, OSError) as problem:
+                parts = [part for part in archive.infolist() if part.filename.startswith(prefix)]
+                size = sum(part.file_size for part in parts)
+                if size > max(_ALWAYS, _MOST_TIMES * path.stat().st_size):
+                    raise zipfile.BadZipFile(f"its {path.stat().st_size} bytes would be {size} unpacked")
+                archive.extractall(work, parts)
+        except Exception as problem:  # whatever zipfile raises where one is damaged or encrypted
             raise UserError(f"{path} cannot be read as an agent: {problem}.") from problem
         try:
             yield Path(work)

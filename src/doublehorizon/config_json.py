@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
+from doublehorizon.atomic_files import read_json
 from doublehorizon.config import Config
 from doublehorizon.errors import UserError
 
@@ -45,7 +46,7 @@ def read_config(path: Path, base: Config | None = None) -> Config:
     """The config in a run's `config.json`, or in a file that holds nothing else; what that leaves out is as in `base`,
     or the default's."""
     try:
-        values = json.loads(path.read_text())
+        values = read_json(path)
     except (OSError, ValueError) as problem:
         raise UserError(f"{path} cannot be read as a config: {problem}") from None
     if not isinstance(values, dict):

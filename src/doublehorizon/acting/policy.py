@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from doublehorizon.action_scaling import MIN_ACTION_STD, to_own_units
-from doublehorizon.atomic_files import digest, unpacked, write_file
+from doublehorizon.atomic_files import digest, read_json, require_regular, unpacked, write_file
 from doublehorizon.envs.obs_layout import ObsLayout
 from doublehorizon.errors import UserError
 
@@ -149,6 +149,7 @@ def load_policy(path: str | Path, best: bool = False) -> NumpyPolicy:
     if best or path.is_dir():
         path = _best_of_all(path) if best else _best_of(path)
     try:
+        require_regular(path)
         with safe_open(path, framework="numpy") as file:
             found, _, rest = (file.metadata() or {}).get("format", "").partition(":")
             if found not in (_PLAIN, _WITH_LAYOUT):
@@ -238,6 +239,6 @@ def _last_returns(path: Path) -> dict[str, float]:
     if not path.exists():
         return {}
     try:
-        return {str(seed): float(value) for seed, value in json.loads(path.read_text()).items()}
+        return {str(seed): float(value) for seed, value in read_json(path).items()}
     except (OSError, ValueError, TypeError, AttributeError) as problem:
         raise UserError(f"{path} is damaged ({problem}): name one of the policy files beside it.") from problem

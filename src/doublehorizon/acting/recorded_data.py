@@ -11,6 +11,7 @@ from gymnasium import spaces
 
 from doublehorizon.acting.env_runner import Batch
 from doublehorizon.action_scaling import to_unit
+from doublehorizon.atomic_files import require_regular
 from doublehorizon.envs.make import EnvSpec
 from doublehorizon.envs.spaces import flat_observation
 from doublehorizon.errors import UserError
@@ -91,9 +92,10 @@ def _read(source: Source, spec: EnvSpec) -> dict[str, Any]:
         return _from_minari(source.removeprefix("minari:"))
     if isinstance(source, str | Path):
         try:
+            require_regular(Path(source))
             with np.load(source, allow_pickle=False) as file:
                 found: Mapping[str, Any] = dict(file)
-        except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as problem:
+        except (OSError, ValueError, TypeError, EOFError, MemoryError, zipfile.BadZipFile) as problem:
             why = problem.strerror if isinstance(problem, OSError) and problem.strerror else "it is none"
             raise UserError(f"{source} cannot be read as an .npz file of transitions: {why}.") from problem
     else:

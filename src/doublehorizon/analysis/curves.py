@@ -1,7 +1,7 @@
 """Learning curves: reading them, and comparing two sets of them seed by seed."""
 
 import csv
-import json
+import io
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +11,7 @@ import numpy as np
 from scipy import stats
 
 from doublehorizon.analysis.aggregate import Scores
+from doublehorizon.atomic_files import read_file, read_json
 from doublehorizon.errors import UserError
 
 Curves = dict[str, dict[int, float]]
@@ -46,13 +47,12 @@ def read_curves(path: Path, column: str = "reward") -> Curves:
     curves: Curves = {}
     seen: Counter[tuple[str, int]] = Counter()
     try:
-        with path.open(newline="") as file:
-            for row in csv.DictReader(file):
-                step = round(float(row["step"]))
-                seen[row["seed"], step] += 1
-                count = seen[row["seed"], step]
-                name = row["seed"] if count == 1 else f"{row['seed']}#{count}"
-                curves.setdefault(name, {})[step] = float(row[column])
+        for row in csv.DictReader(io.StringIO(read_file(path).decode(), newline="")):
+            step = round(float(row["step"]))
+            seen[row["seed"], step] += 1
+            count = seen[row["seed"], step]
+            name = row["seed"] if count == 1 else f"{row['seed']}#{count}"
+            curves.setdefault(name, {})[step] = float(row[column])
     except (OSError, KeyError, ValueError, TypeError) as problem:
         raise UserError(f"{path} cannot be read as curves with columns step,{column},seed: {problem!r}.") from problem
     if not curves:
@@ -83,8 +83,8 @@ def joined(some: Curves, more: Curves) -> Curves:
 def task_of(run: Path) -> str | None:
     """The task a run folder was trained on, as published files name it: `paper/Hopper` is `Hopper`."""
     try:
-        name = json.loads((run / "config.json").read_text())["env"]["name"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        name = read_json(run / "config.json")["env"]["name"]
+    except (OSError, ValueError, KeyError, TypeError):
         return None
     return str(name).rsplit("/", 1)[-1]
 

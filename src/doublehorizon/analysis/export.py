@@ -13,9 +13,9 @@ from doublehorizon.atomic_files import write_file
 from doublehorizon.envs.obs_layout import ObsEntry, ObsLayout
 from doublehorizon.errors import UserError
 
-RUNNER = '''"""Runs the policy in {npz}. It needs NumPy alone.
+RUNNER = '''"""Runs a policy that doublehorizon has exported. It needs NumPy alone.
 
-    policy = Policy("{npz}")
+    policy = Policy()
     action = policy(observation)    # one observation, or a batch of them
 """
 
@@ -23,7 +23,7 @@ import numpy as np
 {layout}
 
 class Policy:
-    def __init__(self, path):
+    def __init__(self, path={npz!r}):
         with np.load(path) as file:
             self.arrays = dict(file)
         self.num_layers = sum(name.endswith(".weight") for name in self.arrays)

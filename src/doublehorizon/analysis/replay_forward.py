@@ -18,6 +18,7 @@ from doublehorizon.algorithm import replay_buffer as replays
 from doublehorizon.algorithm.model_fit import as_one_gaussian, negative_log_likelihood
 from doublehorizon.algorithm.types import Task, Transition
 from doublehorizon.algorithm.world_model import WorldModel, normalized_target
+from doublehorizon.atomic_files import require_regular
 from doublehorizon.config import Config
 from doublehorizon.errors import UserError
 from doublehorizon.run.replay_files import DamageError, read_first
@@ -126,11 +127,12 @@ def read_rows(path: Path, most: int) -> Rows:
     names = tuple(Transition.__dataclass_fields__)
     try:
         if path.suffix == ".npz":
+            require_regular(path)
             with np.load(path, allow_pickle=False) as file:
                 return {name: np.asarray(file[name][:most], np.float32) for name in names}
         rows = read_first(path / "replay", most)
         return {name: rows[name][0] for name in names}
-    except (OSError, KeyError, ValueError, TypeError, zipfile.BadZipFile, DamageError) as problem:
+    except (OSError, KeyError, ValueError, TypeError, MemoryError, zipfile.BadZipFile, DamageError) as problem:
         raise UserError(
             f"{path} holds no transitions that can be read ({problem}). Give a run folder, or an .npz file with "
             f"{', '.join(names)}."

@@ -12,6 +12,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
+from doublehorizon.atomic_files import read_json
 from doublehorizon.cli.options import Device, PathIfGiven
 from doublehorizon.cli.parsing import parse
 from doublehorizon.errors import UserError
@@ -185,7 +186,7 @@ def _print_profile(console: Console, what: str, found: dict[str, Any], most: int
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        baseline = json.loads(path.read_text())
+        baseline = read_json(path)
         baseline["seeds"]
     except (OSError, ValueError, KeyError, TypeError) as problem:
         raise UserError(f"{path} is not an output of `doublehorizon bench --json`: {problem}.") from problem

@@ -1,6 +1,5 @@
 """`doublehorizon resume`."""
 
-import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Annotated, Any
 
 import tyro
 
+from doublehorizon.atomic_files import read_json
 from doublehorizon.cli.options import Device, Replay, StepsIfGiven, TextIfGiven, resume_command
 from doublehorizon.cli.parsing import parse
 from doublehorizon.cli.train_and_resume import closing_env, functions, report, starting, tracked, with_resume_hint
@@ -83,7 +83,7 @@ def _is_deterministic(folder: Path) -> bool:
     if not folder.is_dir():
         raise UserError(f"{folder} is no folder. Give the folder of a run.")
     try:
-        about: Any = json.loads((folder / "config.json").read_text())
+        about: Any = read_json(folder / "config.json")
         return about["config"]["deterministic"] is True
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError):
         return False

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from doublehorizon.atomic_files import read_json
 from doublehorizon.config import Config
 from doublehorizon.config_json import from_json, from_run, to_json
 from doublehorizon.errors import RunError, UserError
@@ -52,7 +53,7 @@ def is_done(job: Job, folder: Path) -> bool:
     """Whether its run is complete. One of another kind in its place is a `UserError`: nothing is overwritten."""
     if not (folder / "config.json").exists():
         return False
-    about = json.loads((folder / "config.json").read_text())
+    about = read_json(folder / "config.json")
     seeds = list(range(job.seed, job.seed + job.seeds))
     if about["seeds"] != seeds or from_run(about["config"]) != job.config:
         raise UserError(

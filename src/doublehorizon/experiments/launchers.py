@@ -10,10 +10,10 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
-from doublehorizon.atomic_files import write_file
+from doublehorizon.atomic_files import MOST_ARRAYS, read_file, write_file
 from doublehorizon.errors import RunError, UserError
 from doublehorizon.experiments import jobs as work
 from doublehorizon.experiments.experiment_view import ExperimentView
@@ -218,7 +218,7 @@ def read_files(folder: Path, known: dict[str, tuple[int, int]]) -> Files:
             facts = path.stat()
             present[name] = (facts.st_mtime_ns, facts.st_size)
             if known.get(name) != present[name]:
-                found[name] = path.read_bytes()
+                found[name] = read_file(path, MOST_ARRAYS)
         except OSError:  # it has been replaced or removed meanwhile
             present.pop(name, None)
     known.clear()
@@ -229,6 +229,9 @@ def read_files(folder: Path, known: dict[str, tuple[int, int]]) -> Files:
 def write_files(folder: Path, changed: Files, gone: set[str]) -> None:
     """Does to a folder what has happened to another one: writes what has changed, then removes what is gone there.
     What somebody else has put into it stays."""
+    for name in (*changed, *gone):  # they come from another machine
+        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+            raise RunError(f"a file of the name {name!r} was sent, which is not inside a run folder")
     for name, content in changed.items():
         write_file(folder / name, content)
     for name in gone:

@@ -1,6 +1,5 @@
 """Reads checkpoints back. Whatever a file holds, it is either what was written or is reported as damaged."""
 
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -16,7 +15,7 @@ from doublehorizon import __version__
 from doublehorizon.algorithm.agent import untrained
 from doublehorizon.algorithm.devices import Devices, find_devices, place
 from doublehorizon.algorithm.replay_buffer import ReplayBuffer
-from doublehorizon.atomic_files import digest, existing_folder
+from doublehorizon.atomic_files import MOST_ARRAYS, digest, existing_folder, read_file, read_json
 from doublehorizon.config import Config
 from doublehorizon.config_json import from_run
 from doublehorizon.envs.env_source import adapted
@@ -34,6 +33,7 @@ from doublehorizon.run.progress import (
     largest_capacity,
 )
 from doublehorizon.run.replay_files import Archived, DamageError
+from doublehorizon.run.resources import needs, require_room
 from doublehorizon.run.run_state import decode
 from doublehorizon.schedule import steps_per_iteration
 
@@ -118,6 +118,7 @@ def restore(
     devices = devices or find_devices(None, len(saved.seeds))
     spec, assumed = adapted(spec, saved.env, str(saved.path))
     _check_functions(saved, spec, knowledge)
+    require_room(needs(saved.config, spec, len(saved.seeds), saved.goal, int(saved.about["prior_rows"])), devices, None)
     try:
         spec = replace(spec, termination=saved.env["termination"])  # a rule that was found wrong stays given up
         progress = _assembled(saved, spec, devices, knowledge)
@@ -142,7 +143,7 @@ def _read(folder: Path, step: int) -> SavedCheckpoint:
     about = _read_about(path)
     config = _read_config(path, about)
     try:
-        content = (path / "state.safetensors").read_bytes()
+        content = read_file(path / "state.safetensors", MOST_ARRAYS)
         if digest(content) != about["state"]:
             raise DamageError("its state.safetensors is damaged")
         steps = steps_per_iteration(config, about["env"]["time_limit"])
@@ -190,7 +191,7 @@ def _line(problem: BaseException) -> str:
 
 def _read_about(path: Path) -> dict[str, Any]:
     try:
-        sealed = json.loads((path / "checkpoint.json").read_bytes())
+        sealed = read_json(path / "checkpoint.json")
         about = sealed["checkpoint"]
         whole = digest(canonical(about)) == sealed["digest"]
         found, version = about["format"], about["version"]

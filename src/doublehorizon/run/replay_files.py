@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from doublehorizon.algorithm.replay_buffer import ReplayBuffer
-from doublehorizon.atomic_files import digest, write_file
+from doublehorizon.atomic_files import MOST_ARRAYS, digest, read_file, write_file
 
 ReplayArrays = dict[str, np.ndarray]
 """Fields of a replay, `[seed, row, ...]`; `held_out` has one entry per group."""
@@ -99,7 +99,7 @@ def read_first(folder: Path, num_rows: int) -> ReplayArrays:
     parts: list[ReplayArrays] = []
     for path in paths:
         try:
-            parts.append(load(path.read_bytes()))
+            parts.append(load(read_file(path, MOST_ARRAYS)))
         except (SafetensorError, ValueError, TypeError) as problem:
             raise DamageError(f"{path} cannot be read: {problem}") from problem
         if int(path.stem) >= num_rows:
@@ -121,7 +121,7 @@ def _path(folder: Path, end: int) -> Path:
 
 def _verified(path: Path, expected: str) -> ReplayArrays:
     try:
-        content = path.read_bytes()
+        content = read_file(path, MOST_ARRAYS)
         if digest(content) != expected:
             raise DamageError(f"{path} is damaged or not the one that belongs here")
         return load(content)

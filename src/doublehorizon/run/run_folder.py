@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from doublehorizon.atomic_files import BEFORE, disk_errors_reported, locked, refuse_links, write_file
+from doublehorizon.atomic_files import BEFORE, disk_errors_reported, locked, read_json, refuse_links, write_file
 from doublehorizon.config_json import to_json
 from doublehorizon.errors import UserError
 from doublehorizon.run.checkpoint_reader import read_newest
@@ -43,6 +43,19 @@ def _make_sure_nobody_went_on(folder: Path, step: int) -> None:
     if newest > step and read_newest(folder)[0].path.name.removesuffix(BEFORE) != str(step):
         raise UserError(f"{folder} has gone on to step {newest}, but this agent stands at step {step}: load it again.")
     set_aside_newer(folder, step)
+
+
+def count_starts(folder: Path, step: int) -> int:
+    """How often a process has begun to learn from the checkpoint at this step, this one included."""
+    path = folder / "starts.json"
+    try:
+        before = read_json(path)
+        count = 1 + (int(before["starts"]) if before["step"] == step else 0)
+    except (OSError, ValueError, LookupError, TypeError):
+        count = 1
+    with disk_errors_reported(folder):
+        write_file(path, (json.dumps({"step": step, "starts": count}) + "\n").encode())
+    return count
 
 
 def write_config(folder: Path, progress: Progress) -> None:

@@ -2,12 +2,13 @@
 
 import csv
 import fcntl
-import json
+import io
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from doublehorizon.acting.policy import NumpyPolicy, load_policy
+from doublehorizon.atomic_files import read_file, read_json
 from doublehorizon.config import Config, LoopConfig
 from doublehorizon.envs.make import EnvSpec, Simulator, describe, make
 from doublehorizon.errors import UserError
@@ -73,7 +74,7 @@ def read_run(folder: Path) -> Run:
     """Reads a run folder's `config.json`, or says what is wrong with it."""
     path = folder / "config.json"
     try:
-        about = json.loads(path.read_text())
+        about = read_json(path)
         env, seeds = dict(about["env"]), [int(seed) for seed in about["seeds"]]
         steps, values = int(about.get("steps", 0)), about["config"]["loop"]
         limit, repeat = (_whole(values.get(name)) for name in ("time_limit", "action_repeat"))
@@ -94,8 +95,8 @@ def _whole(value: Any) -> int | None:
 def read_rows(path: Path) -> list[dict[str, str]]:
     """Rows of a log; the last one is left out if it is being written."""
     try:
-        with path.open(newline="") as file:
-            rows = [row for row in csv.DictReader(file)]
+        text = read_file(path).decode()
+        rows = [row for row in csv.DictReader(io.StringIO(text, newline=""))]
     except OSError as problem:
         raise UserError(f"{path} cannot be read: {problem.strerror}.") from problem
     except (UnicodeDecodeError, csv.Error) as problem:

@@ -11,7 +11,7 @@ import gymnasium as gym
 
 from doublehorizon.acting.env_runner import EnvRunner
 from doublehorizon.acting.policy import NumpyPolicy
-from doublehorizon.atomic_files import disk_errors_reported, write_file
+from doublehorizon.atomic_files import disk_errors_reported, read_json, write_file
 from doublehorizon.envs.make import EnvLike, Simulator, describe, factory
 from doublehorizon.errors import UserError
 from doublehorizon.run.progress import Progress
@@ -114,7 +114,7 @@ class SaveBest(Callback):
         if not (self.path.exists() and self._record.exists()):
             return None
         try:
-            return BestTest(**json.loads(self._record.read_text()))
+            return BestTest(**read_json(self._record))
         except (OSError, ValueError, TypeError) as problem:
             raise UserError(
                 f"{self._record} is damaged ({problem}): delete it, and the next test is kept."
