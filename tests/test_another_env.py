@@ -53,7 +53,8 @@ def test_before_it_has_learnt_any_environment_may_be_set():
 
 
 def test_a_config_is_given_by_the_name_of_its_preset():
-    assert dh.DHMBPO("Pendulum-v1", config="quick").config == dh.presets.quick
+    quick = dh.presets.quick.with_(loop__evaluation_episodes=10)  # as many as a simulator has
+    assert dh.DHMBPO("Pendulum-v1", config="quick").config == quick
     with pytest.raises(dh.UserError, match="'quik'"):
         dh.DHMBPO("Pendulum-v1", config="quik")
 

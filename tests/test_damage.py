@@ -14,7 +14,7 @@ from doublehorizon import atomic_files
 from doublehorizon.analysis.curves import task_of
 from doublehorizon.cli.resume import _is_deterministic
 from doublehorizon.errors import RunError
-from doublehorizon.run import checkpoint_writer
+from doublehorizon.run import checkpoint_reader, checkpoint_writer
 from doublehorizon.run.checkpoint_reader import read_newest
 from kept import differences
 from worlds import TINY
@@ -253,14 +253,14 @@ def test_a_log_that_cannot_be_read_is_told(copy):
 
 
 def test_a_disk_that_cannot_be_read_just_now_is_no_damage(copy, monkeypatch):
-    read = Path.read_bytes
+    read = checkpoint_reader.read_file
 
-    def fail(path):
+    def fail(path, *most):
         if path.name == "state.safetensors":
             raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return read(path)
+        return read(path, *most)
 
-    monkeypatch.setattr(Path, "read_bytes", fail)
+    monkeypatch.setattr(checkpoint_reader, "read_file", fail)
     with pytest.raises(dh.UserError, match=r"cannot be read: .*Input/output error"):
         dh.DHMBPO.load(copy)
     monkeypatch.undo()

@@ -8,8 +8,10 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from doublehorizon.run.checkpoint_reader import read_newest
 from kept import differences
 from test_cli import TINY_OPTIONS
 
@@ -48,8 +50,8 @@ def finish(process: subprocess.Popen) -> tuple[int, list[str]]:
     return process.returncode, [line for line in words.splitlines() if not line.startswith("doing")]
 
 
-def train(folder: Path, seeds: int, steps: int) -> list[str]:
-    sizes = [*TINY_OPTIONS.split(), "--seeds", str(seeds), "--steps", str(steps)]
+def train(folder: Path, seeds: int, steps: int, *more: str) -> list[str]:
+    sizes = [*TINY_OPTIONS.split(), "--seeds", str(seeds), "--steps", str(steps), *more]
     return ["train", "Pendulum-v1", "--device", "cpu", *sizes, "--out", str(folder)]
 
 
@@ -65,20 +67,25 @@ def kill_at(process: subprocess.Popen, moment: str, delay: float) -> bool:
     return process.returncode == -signal.SIGKILL
 
 
-def survive(tmp_path: Path, seeds: int, steps: int, kills: int) -> list[str]:
-    """Kills a run so often, lets it end, and names the files that are not those of a run that was left alone."""
+def survive(
+    tmp_path: Path, seeds: int, steps: int, kills: int, more: tuple[str, ...] = (), again: tuple[str, ...] = ()
+) -> list[str]:
+    """Kills a run so often, lets it end, and names the files that are not those of a run that was left alone. `more`
+    options belong to train, `again` to resume, too."""
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    status, words = finish(start(*train(whole, seeds, steps)))
+    status, words = finish(start(*train(whole, seeds, steps, *more, *again)))
     assert status == 0, words
     chance, survived = random.Random(seeds), 0
     while survived < kills:
         begun = (killed / "checkpoints" / "0").exists() or (killed / "eval.csv").exists()
-        process = start(*(["resume", str(killed)] if begun else train(killed, seeds, steps)))
+        process = start(*(["resume", str(killed), *again] if begun else train(killed, seeds, steps, *more, *again)))
         moment = MOMENTS[survived % len(MOMENTS)]
         assert kill_at(process, moment, chance.uniform(0, 0.1)), f"the run ended without {moment!r}"
         survived += 1
-    status, words = finish(start("resume", str(killed)))
+    status, words = finish(start("resume", str(killed), *again))
     assert status == 0, words
+    rows = [read_newest(folder)[0].rows for folder in (whole, killed)]
+    assert all(np.array_equal(rows[0][name], rows[1][name]) for name in rows[0])
     policies = [f"policy/seed{k}.safetensors" for k in range(seeds)]
     changed = [name for name in policies if (whole / name).read_bytes() != (killed / name).read_bytes()]
     return differences(whole, killed) + changed
@@ -89,9 +96,20 @@ def test_a_run_survives_being_killed(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seeds", [1, 3])
-def test_a_run_survives_being_killed_twenty_times(tmp_path, seeds):
-    assert not survive(tmp_path, seeds, steps=1200, kills=20)
+@pytest.mark.parametrize(
+    ("seeds", "more", "again"),
+    [
+        (3, ("--horizons.distribution", "0"), ()),
+        (1, (), ("--seed-policy", "controller:swing")),
+        (2, ("--num-envs", "3"), ()),
+    ],
+)
+def test_a_run_survives_being_killed_seventeen_times(tmp_path, monkeypatch, seeds, more, again):
+    """Three kinds of runs, fifty kills in all, spread over what a run does."""
+    (tmp_path / "controller.py").write_text("def swing(obs):\n    return [2.0 * obs[2] / (abs(obs[2]) + 0.1)]\n")
+    monkeypatch.chdir(tmp_path)
+    width = ("--model.width", "32", "--critic.width", "32", "--policy.width", "32")
+    assert not survive(tmp_path, seeds, 1200, 17, (*width, *more), again)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
