@@ -31,6 +31,7 @@ TABLES["algorithm/values.py"] = (
         ("bonus = -temperature * rollout.log_prob", "bonus = temperature * rollout.log_prob"),
         ("discount ** jnp.arange(horizon + 1)", "discount ** (1 + jnp.arange(horizon + 1))"),
         ("discounts[:, None] * rollout.alive * gained", "discounts[:, None] * gained"),
+        ("gained = jnp.where(rollout.alive > 0.0, gained, 0.0)", "gained = gained"),
         ("discount) + temperature * rollout.log_prob[0]", "discount) - temperature * rollout.log_prob[0]"),
         ("discount) + temperature * rollout.log_prob[0]", "discount)"),
     ],
@@ -115,9 +116,10 @@ TABLES["algorithm/rollouts.py"] = (
         ("next_obs, 1.0 - goes_on)", "next_obs, goes_on)"),
         ("(starts[1:], noise.act[:-1]", "(starts[:-1], noise.act[:-1]"),
         ("next_obs, reward, uniform)", "next_obs, reward, None)"),
-        ("(next_obs, alive * goes_on)", "(next_obs, goes_on)"),
-        ("(next_obs, alive * goes_on)", "(jax.lax.stop_gradient(next_obs), alive * goes_on)"),
-        ("(next_obs, alive * goes_on)", "(next_obs, jax.lax.stop_gradient(alive * goes_on))"),
+        ("left = alive * goes_on\n", "left = goes_on\n"),
+        ("return (next_obs, left)", "return (jax.lax.stop_gradient(next_obs), left)"),
+        ("return (next_obs, left)", "return (next_obs, jax.lax.stop_gradient(left))"),
+        ("jnp.where(left[:, None] > 0.0, next_obs, obs)", "next_obs"),
         ("normalize(obs)) + perturbation, act_noise", "normalize(obs)), act_noise"),
         ("perturbations[-1], noise.act[-1])", "perturbations[0], noise.act[-1])"),
         ("perturbations[-1], noise.act[-1])", "perturbations[-1], noise.act[0])"),
@@ -149,7 +151,7 @@ TABLES["algorithm/world_model.py"] = (
         ("uniform >= probability", "uniform < probability"),
         ("continues = 1.0 - probability", "continues = 1.0 - jax.lax.stop_gradient(probability)"),
         ("continues = 1.0 - probability", "continues = 1.0 + probability"),
-        ("continues * reward + (1.0 - continues)", "continues * reward + continues"),
+        ("continues * going + (1.0 - continues)", "continues * reward + continues"),
         (" or task.reward is not None:", ":"),
         ("[reward[:, None], next_obs - obs]", "[next_obs - obs, reward[:, None]]"),
         ("[reward[:, None], next_obs - obs]", "[reward[:, None], obs - next_obs]"),
@@ -391,10 +393,48 @@ TABLES["training/train.py"] = (
     ],
 )
 TABLES["acting/env_runner.py"] = (
-    "task_rules",
+    "task_rules machines workers",
     [
+        ("or (to_end and self.obs is not None)", "or False"),
+        ("to_end = to_end and not self.simulator.can_pause", "to_end = to_end"),
+        ("self.obs = self.obs if now is None else now", "pass"),
+        ("if now is None and was_paused:", "if False:"),
+        ("if self.obs is not None and self.simulator.moved():", "if False:"),
+        ("(self.replays and self._replay(episode, step))", "self._replay(episode, step)"),
+        ("not np.array_equal(self.obs, episode.first_obs)", "False"),
+        ("if len(alarms) >= _ALARMS else", "if alarms else"),
         ("len(self.actions) if cut and not ended else 0", "len(self.actions) if cut else 0"),
         ("len(self.actions) if cut and not ended else 0", "len(self.actions) if ended else 0"),
+    ],
+)
+TABLES["acting/workers.py"] = (
+    "workers machines",
+    [
+        ("if then_waits and self._runners is not None:", "if False:"),
+        ("[*self._handed, *([self.ahead] if self.ahead is not None else [])]", "[*self._handed]"),
+        ("parts = [*self._handed, *", "parts = [*"),
+        ("rows = self._runners.interrupted() if self._interrupted else {}", "rows = {}"),
+        ("elif self._process.poll() is not None:", "elif False:"),
+        ("os.killpg(self._process.pid, signal.SIGKILL)", "self._process.kill()"),
+        ("os.register_at_fork(after_in_child=connection.close)", "pass"),
+    ],
+)
+TABLES["algorithm/divergence.py"] = (
+    "divergence",
+    [
+        ("return jnp.any(flags, axis=1), jnp.argmax(flags, axis=1)", "return flags[:, 0], jnp.argmax(flags, axis=1)"),
+        ("counted & (off > _TIMES_USUAL * usual)", "counted & (off > usual)"),
+        (
+            "jnp.maximum(quantile(off, counted, 0.9), _LEAST_USUAL",
+            "jnp.maximum(quantile(off, counted, 1.0), _LEAST_USUAL",
+        ),
+    ],
+)
+TABLES["run/progress.py"] = (
+    "divergence",
+    [
+        ("self._set_row(entry.seed, entry.row, self._row(entry.seed, entry.copy_of))", "pass"),
+        ("self._set_row(entry.seed, entry.row, self.machinery.originals.pop(entry))", "pass"),
     ],
 )
 TABLES["run/run_state.py"] = ("task_rules", [('cut_after=about.get("cut_after")', "cut_after=None")])

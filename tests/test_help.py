@@ -49,7 +49,7 @@ def test_long_help_has_every_number_once_with_the_presets_default(capsys):
     assert len(options) == len(set(options))
     numbers = {f"--{prefix}{name}" for _, prefix, record in groups(Config()) for name, _ in documented(type(record))}
     numbers -= {f"--{field.name}" for field in dataclasses.fields(Config) if dataclasses.is_dataclass(field.type)}
-    shorter = {f"--loop.{name}" for name in ("num_envs", "checkpoint_every", "replay_episodes")}
+    shorter = {f"--loop.{name}" for name in ("num_envs", "single_env", "checkpoint_every", "replay_episodes")}
     shorter |= {"--policy.updates_per_step"}
     assert {name.replace("_", "-") for name in numbers - shorter} <= set(options)
     assert not {name.replace("_", "-") for name in shorter} & set(options)

@@ -56,9 +56,8 @@ class TrainOptions:
     seed: int = 0
     """The first seed."""
     preset: Literal["dhmbpo", "paper", "light", "quick", "no-dr", "no-tr", "sac"] = "dhmbpo"
-    """Where the numbers of the algorithm start from: dhmbpo is the paper's algorithm with a model that is fitted a
-    little and often, paper has its own fits and precision, light suits a CPU, quick a CPU and a small task; no-dr,
-    no-tr and sac are the paper's ablations."""
+    """Where the numbers of the algorithm start from. paper: the published algorithm; light: for a CPU; quick: for a CPU
+    and a small task; no-dr, no-tr, sac: the paper's ablations."""
     config_file: Annotated[Path | None, tyro.conf.arg(name="config", metavar="PATH", help_behavior_hint="")] = None
     """A file of numbers to start from instead of a preset: config.json of a run, or what tune wrote."""
     out: PathIfGiven = None
@@ -68,9 +67,7 @@ class TrainOptions:
     num_envs: IntIfGiven = None
     """Environments per seed that collect side by side, for slow simulators. Default: 1."""
     single_env: bool = False
-    """For a machine: one environment in one process, no test episodes unless --loop.evaluation-episodes asks for them,
-    no actions that are repeated or only made to check it. It waits while the agent learns, between two episodes or
-    paused."""
+    """For a machine: one environment, no test episodes or checks, and it waits while the agent learns."""
     checkpoint_every: IntIfGiven = None
     """Iterations between checkpoints. Default: each, or as often as it takes a twentieth of the time at most."""
     replay_episodes: Replay = None
@@ -85,8 +82,7 @@ class TrainOptions:
     termination_rule: TextIfGiven = None
     """module:function, your own rule from next_obs to flags."""
     check: bool = True
-    """Let Gymnasium's check_env look at an environment of your own first; it steps it a few times. Not with
-    --single-env."""
+    """Let Gymnasium's check_env look at an environment of your own first; it steps it a few times."""
     device: Device = None
     """Where to learn. Default: a GPU if JAX sees one."""
     tensorboard: bool = False
