@@ -69,11 +69,11 @@ class TrainOptions:
     single_env: bool = False
     """For a machine: one environment, no test episodes or checks, and it waits while the agent learns."""
     checkpoint_every: IntIfGiven = None
-    """Iterations between checkpoints. Default: each, or as often as it takes a twentieth of the time at most."""
+    """Iterations between checkpoints. Default: as often as takes a twentieth of the time."""
     replay_episodes: Replay = None
-    """never: resume begins a new episode and repeats no actions of the old one."""
+    """never: resume repeats no actions of an interrupted episode."""
     data: TextIfGiven = None
-    """Transitions to learn from first: an .npz file of obs, act, reward, next_obs and terminated, or minari:DATASET."""
+    """Transitions to learn from first: an .npz file or minari:DATASET."""
     seed_policy: TextIfGiven = None
     """Acts before the first fit instead of random actions: module:function, from observation to action, or a policy
     file."""
