@@ -88,7 +88,7 @@ class TrainOptions:
     tensorboard: bool = False
     """Also write TensorBoard's event files, into RUN/tensorboard."""
     wandb: bool = False
-    """Also log to Weights & Biases; WANDB_MODE=offline does without an account."""
+    """Also log to Weights & Biases (offline with WANDB_MODE=offline)."""
     quiet: bool = False
     """Show no progress."""
     json: bool = False
