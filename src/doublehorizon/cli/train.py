@@ -67,11 +67,11 @@ class TrainOptions:
     num_envs: IntIfGiven = None
     """Environments per seed that collect side by side, for slow simulators. Default: 1."""
     single_env: bool = False
-    """For a machine: one environment, no test episodes or checks, and it waits while the agent learns."""
+    """For a machine: one environment, which waits while the agent learns; no test episodes."""
     checkpoint_every: IntIfGiven = None
     """Iterations between checkpoints. Default: as often as takes a twentieth of the time."""
     replay_episodes: Replay = None
-    """never: resume repeats no actions of an interrupted episode."""
+    """never: resume repeats no actions that were done before."""
     data: TextIfGiven = None
     """Transitions to learn from first: an .npz file or minari:DATASET."""
     seed_policy: TextIfGiven = None
