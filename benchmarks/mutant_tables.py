@@ -397,8 +397,10 @@ TABLES["acting/env_runner.py"] = (
     [
         ("or (to_end and self.obs is not None)", "or False"),
         ("to_end = to_end and not self.simulator.can_pause", "to_end = to_end"),
-        ("self.obs = self.obs if now is None else now", "pass"),
-        ("if now is None and was_paused:", "if False:"),
+        ("if now is not None or was_paused:", "if now is not None:"),
+        ("if now is not None or was_paused:", "if was_paused:"),
+        ("        self.simulator.pause()\n", "        pass\n"),
+        ("        self._end_wait()\n", "        pass\n"),
         ("if self.obs is not None and self.simulator.moved():", "if False:"),
         ("(self.replays and self._replay(episode, step))", "self._replay(episode, step)"),
         ("not np.array_equal(self.obs, episode.first_obs)", "False"),
@@ -411,8 +413,10 @@ TABLES["acting/workers.py"] = (
     "workers machines",
     [
         ("if then_waits and self._runners is not None:", "if False:"),
-        ("[*self._handed, *([self.ahead] if self.ahead is not None else [])]", "[*self._handed]"),
-        ("parts = [*self._handed, *", "parts = [*"),
+        ("parts += [] if self.ahead is None else [self.ahead]", "pass"),
+        ("for step, batch in self._handed if step >= since]", "for step, batch in self._handed]"),
+        ("for step, batch in self._handed if step >= since]", "for step, batch in self._handed if step > since]"),
+        ("self.ahead = rest if rest", "self.ahead = None if rest"),
         ("rows = self._runners.interrupted() if self._interrupted else {}", "rows = {}"),
         ("elif self._process.poll() is not None:", "elif False:"),
         ("os.killpg(self._process.pid, signal.SIGKILL)", "self._process.kill()"),
@@ -425,16 +429,16 @@ TABLES["algorithm/divergence.py"] = (
         ("return jnp.any(flags, axis=1), jnp.argmax(flags, axis=1)", "return flags[:, 0], jnp.argmax(flags, axis=1)"),
         ("counted & (off > _TIMES_USUAL * usual)", "counted & (off > usual)"),
         (
-            "jnp.maximum(quantile(off, counted, 0.9), _LEAST_USUAL",
-            "jnp.maximum(quantile(off, counted, 1.0), _LEAST_USUAL",
+            "jnp.maximum(quantile(off, counted, 0.9), least",
+            "jnp.maximum(quantile(off, counted, 1.0), least",
         ),
     ],
 )
 TABLES["run/progress.py"] = (
     "divergence",
     [
-        ("self._set_row(entry.seed, entry.row, self._row(entry.seed, entry.copy_of))", "pass"),
-        ("self._set_row(entry.seed, entry.row, self.machinery.originals.pop(entry))", "pass"),
+        ("replays.with_rows(self.replay, places, replays.rows_at(self.replay, sources))", "self.replay"),
+        ("replays.with_rows(self.replay, places, rows)", "self.replay"),
     ],
 )
 TABLES["run/run_state.py"] = ("task_rules", [('cut_after=about.get("cut_after")', "cut_after=None")])

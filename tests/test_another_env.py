@@ -53,8 +53,7 @@ def test_before_it_has_learnt_any_environment_may_be_set():
 
 
 def test_a_config_is_given_by_the_name_of_its_preset():
-    quick = dh.presets.quick.with_(loop__evaluation_episodes=10)  # as many as a simulator has
-    assert dh.DHMBPO("Pendulum-v1", config="quick").config == quick
+    assert dh.DHMBPO("Pendulum-v1", config="quick").config == dh.presets.quick
     with pytest.raises(dh.UserError, match="'quik'"):
         dh.DHMBPO("Pendulum-v1", config="quik")
 

@@ -1,5 +1,6 @@
 """Environments that may be machines: no command is sent that nobody decided."""
 
+from contextlib import suppress
 from pathlib import Path
 
 import gymnasium as gym
@@ -10,6 +11,7 @@ from gymnasium.spaces import Box
 import doublehorizon as dh
 from doublehorizon.envs.make import Simulator, describe
 from doublehorizon.errors import RunError
+from doublehorizon.run.checkpoint_writer import CheckpointWriter
 from doublehorizon.training.live_view import single_env_note
 from worlds import TINY
 
@@ -239,12 +241,12 @@ def test_an_object_that_can_pause_waits_where_it_is(kind, log, waits):
         assert lines.count("reset") == 4 and beside == [("pause", "resume"), ("pause", "resume"), ("pause",)]
         np.testing.assert_array_equal(rows["obs"][:, 0], [*range(30), *range(10), *range(20), *range(20)])
         return
-    assert beside[0] == ("pause", "resume") and beside[2] == ("pause",)
-    assert beside[1][1] == "reset" and lines.count("pause") == 2  # between two episodes
+    assert beside == [("pause", "resume"), ("pause", "resume"), ("pause",)]
+    assert lines[learns[1] + 2] == "reset"  # that wait was between two episodes
     np.testing.assert_array_equal(rows["obs"][:, 0], [*range(30), *range(30), *range(20)])
     np.testing.assert_array_equal(rows["next_obs"][38:41, 1], [0, 0, 1])
     np.testing.assert_array_equal(rows["obs"][38:42, 1], [0, 0, 1, 1])  # the first step after the wait is from there
-    assert model.progress.state.ahead["reward"].size == 0
+    assert model.progress.state.ahead is None
 
 
 def test_the_steps_of_an_interrupted_iteration_are_kept(log, tmp_path, waits, said):
@@ -267,11 +269,14 @@ def test_the_steps_of_an_interrupted_iteration_are_kept(log, tmp_path, waits, sa
 
 def test_test_episodes_of_an_object_are_asked_for(log, waits):
     free = CONFIG.with_(loop__evaluation_episodes=None)
-    assert dh.DHMBPO(Plant(log), config=free).config.loop.evaluation_episodes == 0
-    assert dh.DHMBPO(gym.make("Pendulum-v1"), config=free).config.loop.evaluation_episodes == 10
-    assert dh.DHMBPO(lambda: Plant(log), config=free, check=False).config.loop.evaluation_episodes == 10
+    assert dh.DHMBPO(Plant(log), config=free).evaluation_episodes == 0
+    assert dh.DHMBPO(gym.make("Pendulum-v1"), config=free).evaluation_episodes == 10
+    simulated = dh.DHMBPO(lambda: Plant(log), config=free, check=False)
+    assert simulated.evaluation_episodes == 10
+    simulated.set_env(Plant(log))  # from the simulator to the machine
+    assert simulated.evaluation_episodes == 0
     single = free.with_(loop__single_env=True)
-    assert dh.DHMBPO("Pendulum-v1", config=single).config.loop.evaluation_episodes == 0
+    assert dh.DHMBPO("Pendulum-v1", config=single).evaluation_episodes == 0
     log.unlink(missing_ok=True)
     dh.DHMBPO(Plant(log), config=free).learn(60)
     assert len([line for line in commands(log) if line != "learn"]) == 1 + 1000  # on to the end of the episode
@@ -298,10 +303,10 @@ def test_a_single_environment_is_the_only_one(log, waits, said):
 
 def test_the_only_environment_is_introduced():
     assert single_env_note("X", False, 0, 0) == (
-        "X waits while the agent learns, between two episodes, so an iteration may begin late. Test episodes: none, so "
-        "it makes no steps but those of training (--loop.evaluation-episodes N for N each time)"
+        "X is idle while the agent learns, which begins when the current episode has ended. No test episodes; "
+        "--loop.evaluation-episodes N runs N per evaluation"
     )
-    assert "paused. Test episodes: 3 each time, up to 90 steps beside" in single_env_note("X", True, 3, 90)
+    assert "paused. 3 test episodes per evaluation, up to 90 steps beside" in single_env_note("X", True, 3, 90)
 
 
 def test_what_it_observes_passes_through_wrappers(log):
@@ -314,3 +319,94 @@ def test_what_it_observes_passes_through_wrappers(log):
     simulator = Simulator(stacked, describe(stacked))
     simulator.reset(0)
     assert simulator.observe() is None
+
+
+class Aliasing(Plant):
+    """It returns its own array, which the next step changes."""
+
+    def reset(self, *, seed=None, options=None):
+        self.state = np.zeros(3, np.float32)
+        return self.state, {}
+
+    def step(self, action):
+        self.state += 1.0
+        return self.state, 0.0, False, False, {}
+
+
+def test_an_array_that_the_environment_changes_is_copied(log):
+    model = dh.DHMBPO(Aliasing(log), config=CONFIG.with_(loop__seed_iterations=10)).learn(20)
+    rows = rows_of(model, 20)
+    np.testing.assert_array_equal(rows["obs"][:, 0], np.arange(20))
+    np.testing.assert_array_equal(rows["next_obs"][:, 0], 1 + np.arange(20))
+
+
+class Stopping(Seeing):
+    """Somebody presses Ctrl-C the third time that `where` is reached, and the fifth time after that."""
+
+    where, left, again = "", 3, 5
+
+    def interrupt(self, where: str) -> None:
+        self.left -= where == self.where
+        if self.left == 0:
+            self.left, self.again = self.again, -1
+            raise KeyboardInterrupt
+
+    def pause(self):
+        super().pause()
+        self.interrupt("pause")
+
+    def step(self, action):
+        found = super().step(action)
+        if self.count == 7:
+            self.interrupt("step")
+        return found
+
+
+@pytest.mark.parametrize("where", ["checkpoint", "callback", "pause", "step"])
+def test_no_step_is_lost_or_stored_twice_whenever_a_run_is_interrupted(where, log, tmp_path, waits, said, monkeypatch):
+    """But the one that was interrupted, as it never returned."""
+    env = Stopping(log)
+    env.where, write = where, CheckpointWriter.write_if_due
+    monkeypatch.setattr(CheckpointWriter, "write_if_due", lambda *a: (write(*a), env.interrupt("checkpoint")))
+    model = dh.DHMBPO(env, config=CONFIG)
+    for _ in range(3):
+        with suppress(KeyboardInterrupt):
+            left = 200 - model.num_timesteps
+            model.learn(left, out=tmp_path / "run", callback=lambda progress: env.interrupt("callback"))
+        assert commands_are_paused(log)
+    made = [float(line) for line in commands(log) if line not in ("reset", "learn", "pause", "resume")]
+    kept, rest = rows_of(model, 200)["act"][:, 0], iter(made)
+    assert model.num_timesteps == 200 and env.again == -1
+    assert all(any(abs(x - y) < 2e-6 for y in rest) for x in kept)  # in order, each once
+    assert len(made) <= 200 + 2 * (where == "step")
+
+
+def commands_are_paused(log: Path) -> bool:
+    """The last word that it heard, but for learning."""
+    lines = [line for line in log.read_text().splitlines() if line != "learn"]
+    return lines[-1] == "pause"
+
+
+def test_a_paused_environment_is_resumed_before_the_next_step(log, waits):
+    """Also where the run went back to a state without a running episode."""
+
+    class Interrupting(Pausing):
+        def step(self, action):
+            if self.count == 5 and not self.pauses:
+                raise KeyboardInterrupt
+            return super().step(action)
+
+    model = dh.DHMBPO(Interrupting(log), config=CONFIG)
+    with pytest.raises(KeyboardInterrupt):
+        model.learn(20)
+    assert commands(log)[-1] == "pause"
+    model.learn(20)
+    assert commands(log)[:2] == ["resume", "reset"]
+
+
+def test_evaluating_too_early_leaves_a_machine_as_it_is(log, waits):
+    model = dh.DHMBPO(Pausing(log), config=CONFIG).learn(40)
+    commands(log)
+    with pytest.raises(dh.UserError, match="nothing was learnt yet"):
+        model.evaluate(1)
+    assert commands(log) == []

@@ -326,9 +326,11 @@ def test_without_a_terminal_the_view_is_plain_lines_and_quiet_is_quiet():
 
 
 def test_a_test_return_is_shown_with_its_spread():
-    assert with_spread({4: -157.0}, {4: 90.0}, 10) == "-157 ± 90 (10 episodes)"
+    assert with_spread({4: -157.0}, {4: 90.0}, 10) == "-157 ± 90 (std over 10 episodes)"
     assert with_spread({4: 3.0}, {}, 1) == "3 (1 episode)"
-    assert with_spread({0: 1.0, 1: 2.0, 2: 6.0}, {0: 9.0}, 5) == "3 ± 2.65 (3 seeds, 5 episodes each)"  # sqrt(14 / 2)
+    assert (
+        with_spread({0: 1.0, 1: 2.0, 2: 6.0}, {0: 9.0}, 5) == "3 ± 2.65 (std over 3 seeds, 5 episodes each)"
+    )  # sqrt(14 / 2)
 
 
 def test_a_run_that_gained_nothing_says_so(run, tmp_path, capsys):

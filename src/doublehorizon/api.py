@@ -59,8 +59,8 @@ class DHMBPO:
             act, reward, next_obs, terminated). There are then no random steps.
         seed_policy: acts before the first fit instead of uniform random actions: a function from observation to action,
             an object with `predict`, or a policy file of this package.
-        check: let Gymnasium's `check_env` look at an environment of your own first; it steps it a few times. None:
-            unless it is an object or `loop.single_env` is set, as it may then be a machine.
+        check: let Gymnasium's `check_env` look at an environment of your own first; it steps it a few times. None, the
+            default: yes, except for an environment object or `loop.single_env`, which may be real hardware.
     """
 
     @explains_keywords
@@ -87,8 +87,6 @@ class DHMBPO:
         self.seeds = list(range(seed, seed + seeds))
         self.devices = find_devices(device, seeds)
         self.env_source = inspect_env(env, self.config, seeds, termination_rule, check)
-        if self.config.loop.evaluation_episodes is None:
-            self.config = self.config.with_(loop__evaluation_episodes=self.env_source.evaluation_episodes)
         self._notes = self.env_source.notes
         prior = None if data is None else load_transitions(data, self.env_source.spec, self.config.fit.held_out_every)
         seed_policy = load_policy(seed_policy) if isinstance(seed_policy, str | Path) else seed_policy
@@ -153,12 +151,13 @@ class DHMBPO:
             self._train(goal, out, callback, progress_bar, trackers)
         except Stopped as stopped:
             how = "Call learn() again to continue; nothing that was learnt is lost."
+            if self._progress is not None and not self._progress.machinery.whole:
+                how = "Load a saved agent to continue."
             if out is not None:
                 how = f"Continue with: doublehorizon resume {shlex.quote(str(out))}"
                 if not self.spec.registered:
                     how = f"Continue with: dh.DHMBPO.load({str(out)!r}, env=...).resume({str(out)!r})"
-            stopped.advice = f"{self.spec.name} is at step {self.num_timesteps}. {how}"
-            raise stopped.shown_in_a_line() from None
+            raise stopped.with_advice(f"{self.spec.name} is at step {self.num_timesteps}. {how}") from None
 
     def _train(
         self, goal: int, out: str | Path | None, callback: CallbackLike, progress_bar: bool, trackers: Sequence[Tracker]
@@ -170,8 +169,8 @@ class DHMBPO:
         with ExitStack() as stack:
             stack.enter_context(stoppable())
             stack.enter_context(using(self.devices))
+            room = self._checked_room(goal, None if out is None else Path(out))
             folder = None if out is None else stack.enter_context(self._settled(Path(out)))
-            room = self._checked_room(goal, folder)
             progress = self._begun(goal)
             called.on_start(progress)
             if folder is not None:
@@ -179,16 +178,19 @@ class DHMBPO:
             view = stack.enter_context(View(self.spec.name, goal, quiet=not progress_bar))
             if self.env_source.is_single and self._runners is None:
                 self._runners = RunnerGroup(self.worker_spec())
-            state = progress.state
-            envs = (self.seeds, self.config.loop.num_envs, self._runners, state.episodes, state.ahead)
+            state, tests = progress.state, self.evaluation_episodes
+            envs = (self.seeds, self.config.loop.num_envs, self._runners, state.episodes, state.ahead, tests)
             pool = stack.enter_context(WorkerPool(self.worker_spec(), *envs))
             view.say(introduction(self.spec, len(self.seeds), progress.setup.iteration_steps, goal, self.devices))
-            view.say(f"{self.spec.name} needs {room}")
-            starts = 1 if folder is None else run_folder.count_starts(folder, self.num_timesteps)
+            view.say(f"{self.spec.name}: this run may use {room}")
+            starts = 0
+            if folder is not None and self.num_timesteps < goal:
+                starts = run_folder.count_starts(folder, self.num_timesteps)
             if starts > _FEW_STARTS:
                 view.warn(
-                    f"{folder} was started {starts} times at step {self.num_timesteps} and got no further: a process "
-                    "must live for its start and one iteration, of which the first that learns takes longest"
+                    f"{folder} was started {starts} times at step {self.num_timesteps} and got no further. Progress is "
+                    "saved per iteration: let a process live for its start-up and one iteration. The first that learns "
+                    "takes longest"
                 )
             if self.env_source.is_single:
                 view.say(self._single_env_note(progress))
@@ -199,7 +201,7 @@ class DHMBPO:
 
     def _single_env_note(self, progress: Progress) -> str:
         """What the user should know whose environment may be a machine."""
-        episodes, setup = self.config.loop.evaluation_episodes or 0, progress.setup
+        episodes, setup = self.evaluation_episodes, progress.setup
         last = -(-progress.goal // (setup.iteration_steps * self.spec.action_repeat))
         tests = evaluated_iterations(self.config, self.spec.time_limit, setup.first_fit, last)
         count = sum(iteration >= progress.iteration for iteration in tests)
@@ -277,21 +279,20 @@ class DHMBPO:
         """Mean return of `episodes` test episodes with `predict`'s policy."""
         if episodes < 1:
             raise UserError(f"episodes is {episodes}, but at least 1 is needed.")
-        self._release()  # the episode of a single environment ends here
+        policy = self._best()
+        if self._runners is not None:  # the episode of a single environment ends here
+            self._runners.release()
+        self._runners = None
         simulator = Simulator(self.env_source.make(), self.spec)
         try:
-            return EnvRunner(simulator, self.seeds[0]).evaluate(0, self._best(), episodes)
+            return EnvRunner(simulator, self.seeds[0]).evaluate(0, policy, episodes)
         finally:
             if not self.env_source.is_single:
                 simulator.close()
 
-    def _release(self) -> None:
-        if self._runners is not None:
-            self._runners.release()
-        self._runners = None
-
     def get_env(self) -> gym.Env:
-        """The environment that was given; where an id or a function was given, a new one, for the caller to close."""
+        """The environment that was given, or the only one that was made (`loop.single_env`). Otherwise a new one, for
+        the caller to close."""
         return self.env_source.make()
 
     def set_env(self, env: EnvLike) -> None:
@@ -299,8 +300,7 @@ class DHMBPO:
         masses, say. What was learnt is kept; episodes begin anew."""
         found = inspect_env(env, self.config, len(self.seeds), check=False)
         assumed = [] if self._progress is None else self._progress.move_to(found.spec)
-        self._release()
-        self.env_source, self._notes = found, assumed + found.notes
+        self.env_source, self._notes, self._runners = found, assumed + found.notes, None
 
     def __repr__(self) -> str:
         tests = {seed: round(value, 1) for seed, value in self.last_returns().items()} or "none yet"
@@ -334,6 +334,12 @@ class DHMBPO:
     def run_folder(self) -> Path | None:
         """Where this agent has been learning, or was loaded from."""
         return self._folder
+
+    @property
+    def evaluation_episodes(self) -> int:
+        """Test episodes per evaluation."""
+        asked = self.config.loop.evaluation_episodes
+        return self.env_source.evaluation_episodes if asked is None else asked
 
     @property
     def num_timesteps(self) -> int:

@@ -28,13 +28,16 @@ def read_file(path: Path, most: int = MOST_TEXT) -> bytes:
     """Content of a regular file. An `OSError` if it is none, as a pipe could be waited for without end, or larger than
     `most` bytes."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(descriptor, "rb") as file:
+    try:
         facts = os.fstat(descriptor)
         if not stat.S_ISREG(facts.st_mode):
             raise OSError(errno.EINVAL, "it is not a regular file")
         if facts.st_size > most:
             raise OSError(errno.EFBIG, f"it has {facts.st_size} bytes, at most {most} are read")
-        return file.read()
+        with open(descriptor, "rb", closefd=False) as file:
+            return file.read()
+    finally:
+        os.close(descriptor)
 
 
 def read_json(path: Path) -> Any:

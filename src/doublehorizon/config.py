@@ -229,7 +229,7 @@ class LoopConfig:
     episodes, counted as for `seed_episodes`."""
     evaluation_episodes: CountOrZero | None = None
     """Test episodes per evaluation, with the deterministic policy. 0: none. None: 10, but 0 with `single_env` and with
-    an environment object that is not of a registered Gymnasium id, whose every step may be dear."""
+    an environment object that is not of a registered Gymnasium id, whose steps may be expensive."""
     time_limit: Count | None = None
     """Agent steps after which an episode is cut off. None: what the environment's registration says or, if it says
     nothing, 1000; it may end earlier by itself."""
@@ -238,9 +238,9 @@ class LoopConfig:
     num_envs: Count = 1
     """Environments per seed that collect side by side, for slow simulators; an iteration has as many steps as ever."""
     single_env: bool = False
-    """Make one environment only, in the main process, for one seed: for a machine. It waits while the agent learns:
-    between two episodes or, if it has methods `pause` and `resume`, paused. Its actions are never repeated. An
-    environment object is always used like this."""
+    """For real hardware (a robot, a plant): one environment, in the main process, for one seed. It is idle while the
+    agent learns: between two episodes or, if it has methods `pause` and `resume`, paused. No action is replayed, and
+    `check_env` does not run. An environment object is always used like this."""
     step_timeout: Positive = 300.0
     """Seconds after which an environment that has not come back from a reset or an action is given up."""
     replay_episodes: Literal["auto", "never"] = "auto"

@@ -21,18 +21,25 @@ class Stopped(KeyboardInterrupt):
         """What IPython and notebooks show."""
         return [f"doublehorizon: stopped. {self.advice}"]
 
-    def shown_in_a_line(self) -> "Stopped":
+    def with_advice(self, advice: str) -> "Stopped":
         """From now on Python shows it in one line, instead of a traceback, if nobody catches it."""
-        before = sys.excepthook
-
-        def show(kind: type[BaseException], problem: BaseException, trace: TracebackType | None) -> None:
-            if problem is self:
-                print(*self._render_traceback_(), file=sys.stderr)
-            else:
-                before(kind, problem, trace)
-
-        sys.excepthook = show
+        self.advice = advice
+        if not isinstance(sys.excepthook, _ExceptHook):
+            sys.excepthook = _ExceptHook(sys.excepthook)
         return self
+
+
+class _ExceptHook:
+    """What Python calls for an exception that nobody has caught."""
+
+    def __init__(self, before: Callable[..., object]):
+        self._before = before
+
+    def __call__(self, kind: type[BaseException], problem: BaseException, trace: TracebackType | None) -> None:
+        if isinstance(problem, Stopped) and problem.advice:
+            print(*problem._render_traceback_(), file=sys.stderr)
+        else:
+            self._before(kind, problem, trace)
 
 
 class _State:

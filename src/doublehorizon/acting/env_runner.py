@@ -96,24 +96,26 @@ class Watchdog:
     works even where the simulator never returns to Python. See `stuck_at`."""
 
     def __init__(self, timeout: float, file: TextIO):
-        self._timeout, self._file, self._armed = timeout, file, -np.inf
+        self._timeout, self._file, self._armed, self._place = timeout, file, -np.inf, ""
 
     def touch(self, seed: int, step: int) -> None:
         """The environment is alive. The alarm is set anew ten times per timeout or once a second at most: to set it
         costs as much as a quick step."""
         now = time.monotonic()
         if now - self._armed > min(1.0, 0.1 * self._timeout):
+            self._place = f"{seed} {step}\n"
+            self.rest()
             self._armed = now
-            self._file.seek(0)
-            self._file.truncate()
-            self._file.write(f"{seed} {step}\n")
-            self._file.flush()
             faulthandler.dump_traceback_later(self._timeout / (_ALARMS - 1), repeat=True, file=self._file)
 
     def rest(self) -> None:
-        """Nothing is being waited for."""
+        """Nothing is being waited for, and earlier alarms do not count."""
         faulthandler.cancel_dump_traceback_later()
         self._armed = -np.inf
+        self._file.seek(0)
+        self._file.truncate()
+        self._file.write(self._place)
+        self._file.flush()
 
 
 def stuck_at(log: str) -> tuple[tuple[int, int] | None, str]:
@@ -122,8 +124,9 @@ def stuck_at(log: str) -> tuple[tuple[int, int] | None, str]:
     continues, however short the time that it really ran."""
     place, _, rest = log.partition("\n")
     alarms = rest.split("Timeout (")[1:]
-    at = tuple(int(part) for part in place.split()) if place else None
-    return at, f"Timeout ({alarms[-1]}" if len(alarms) >= _ALARMS else ""  # type: ignore[return-value]
+    parts = place.split()
+    at = (int(parts[0]), int(parts[1])) if len(parts) == 2 and all(map(str.isdecimal, parts)) else None
+    return at, f"Timeout ({alarms[-1]}" if len(alarms) >= _ALARMS else ""
 
 
 @dataclass
@@ -164,7 +167,9 @@ class EnvRunner:
         """`num_steps` steps with a sampling policy; without one, with the seed policy or uniform actions. An unfinished
         episode goes on in the next call; with `to_end` it is acted on until it ends, unless the environment can be
         paused. `step` is the run's, `episode` the one that is running then."""
-        self.rows, exact = [], episode is None or self.restore(step, episode)
+        self.rows = []
+        exact = self.restore(step, episode)
+        self._end_wait()
         spec, rng = self.simulator.spec, np.random.default_rng(self._rng_seed(step))
         episodes, longest_cut, longest = [], 0, 0
         to_end = to_end and not self.simulator.can_pause
@@ -197,22 +202,26 @@ class EnvRunner:
         }
 
     def hold(self) -> None:
-        """Nobody acts for a while: an episode that is running is paused, if the environment can do that."""
-        if self.obs is not None:
-            self.simulator.pause()
+        """Nobody acts for a while: the environment is paused, if it can be. Whether an episode is running says nothing:
+        an environment does not know that a time limit has ended one, and a step may have been interrupted."""
+        self.simulator.pause()
 
-    def restore(self, step: int, episode: Episode) -> bool:
-        """Continue an episode that was interrupted; return whether that is possible. Otherwise a new one begins."""
+    def _end_wait(self) -> None:
+        """After a wait the environment may stand elsewhere: what it observes now counts. If it was paused and can't say
+        that, its episode is truncated there."""
+        if self.obs is None or not self.is_single:
+            return
+        was_paused, now = self.simulator.resume(), self.simulator.observe()
+        if now is not None or was_paused:
+            self.obs = now
+
+    def restore(self, step: int, episode: Episode | None) -> bool:
+        """Continue the episode that was interrupted, if one was; return whether that is possible. Otherwise a new one
+        begins."""
         if self.obs is not None and self.simulator.moved():
             self.obs = None
             return False
-        if self.obs is not None and self.is_single:
-            was_paused, now = self.simulator.resume(), self.simulator.observe()
-            if now is None and was_paused:  # where it has come to is not known
-                self.obs = None
-                return True
-            self.obs = self.obs if now is None else now
-        return self.obs is not None or (self.replays and self._replay(episode, step))
+        return episode is None or self.obs is not None or (self.replays and self._replay(episode, step))
 
     def evaluate(self, step: int, policy: NumpyPolicy | None, num_episodes: int) -> float:
         """Mean return of test episodes."""
@@ -222,7 +231,7 @@ class EnvRunner:
         """Returns of test episodes with the deterministic policy; without one, as `collect` acts. Seeded by the
         step."""
         rng = np.random.default_rng([self.seed, _EVALUATE, step])
-        self.simulator.resume()
+        self.obs = None  # whatever episode was running here is over
         returns = []
         for episode in range(num_episodes):
             reset_seed, t, total = _reset_seed([self.seed, _EVALUATE, step, episode]), 0, 0.0
@@ -236,7 +245,6 @@ class EnvRunner:
                 total, t = total + reward, t + 1
                 done = ended or cut
             returns.append(total)
-        self.obs = None  # whatever episode was running here is over
         return returns
 
     def monte_carlo_returns(
@@ -244,13 +252,13 @@ class EnvRunner:
     ) -> np.ndarray:
         """Discounted soft returns `[pair, episode]` from pairs of observation and action, after which the policy acts
         as it samples. `step` numbers the pairs, for their random numbers."""
+        self.obs = None
         returns = np.zeros((len(pairs), spec.episodes))
         for i, (obs, act) in enumerate(pairs):
             rng = np.random.default_rng([self.seed, _EVALUATE, step + i])
             for episode in range(spec.episodes):
                 with self._reported(step + i, "the value of pair"):
                     returns[i, episode] = self._soft_return(policy, obs, act, spec, rng)
-        self.obs = None
         return returns
 
     def _soft_return(
@@ -386,6 +394,11 @@ class RunnerGroup:
         for runner in self._runners.values():
             runner.simulator.resume()
         self._runners = {}
+
+    def forget(self) -> None:
+        """The steps of the last calls of `collect` are kept elsewhere."""
+        for runner in self._runners.values():
+            runner.rows = []
 
     def interrupted(self) -> dict[RunnerId, Batch]:
         """The steps of each runner's last call of `collect`, however that ended."""

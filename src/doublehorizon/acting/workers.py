@@ -32,7 +32,7 @@ from doublehorizon.acting.env_runner import (
 )
 from doublehorizon.acting.policy import NumpyPolicy
 from doublehorizon.errors import RunError, UserError
-from doublehorizon.signals import when_orphaned
+from doublehorizon.signals import unstoppable, when_orphaned
 
 _MOST_RESTARTS = 3
 _LOOK_EVERY = 0.5  # seconds, at a process whose reply is awaited
@@ -55,11 +55,13 @@ class WorkerPool:
         runners: RunnerGroup | None = None,
         episodes: dict[RunnerId, Episode] | None = None,
         ahead: Batch | None = None,
+        evaluation_episodes: int = 0,
     ):
         self.seeds, self.notes, self._runners = seeds, [], runners
+        self.evaluation_episodes = evaluation_episodes
         self.ahead = ahead
         """Steps that were made already, `[seed, step, ...]`, and that the next call of `collect` begins with."""
-        self._handed: list[Batch] = []
+        self._handed: list[tuple[int, Batch]] = []
         self.episodes = dict(episodes or {})
         """The episodes that are running between two calls of `collect`."""
         self.ended: dict[int, list[tuple[float, int]]] = {seed: [] for seed in seeds}
@@ -115,24 +117,29 @@ class WorkerPool:
             found = found if ahead is None else _joined([ahead, found])
         else:
             found = ahead or {}
-        self.ahead = {name: rows[:, num_steps:] for name, rows in found.items()} if self.is_single else None
+        now, rest = (
+            {name: x[:, part] for name, x in found.items()} for part in (slice(num_steps), slice(num_steps, None))
+        )
+        with unstoppable():  # see `unkept`
+            self._handed.append((step, now))
+            self.ahead = rest if rest["reward"].size > 0 else None
+            self._interrupted = False
         if then_waits and self._runners is not None:
             self._runners.hold()
-        found = {name: rows[:, :num_steps] for name, rows in found.items()}
-        self._handed.append(found)
-        return found
+        return now
 
     def begin(self) -> None:
         """What was collected before is kept elsewhere by now; see `unkept`."""
         self._handed = []
 
-    def unkept(self) -> Batch | None:
-        """All steps of a single environment since the last call of `begin`, those of an interrupted `collect` too:
-        nobody should have to make them again. None where there are none, or where they can be made again."""
+    def unkept(self, since: int) -> Batch | None:
+        """All steps of a single environment since the run was at the step `since`, those of an interrupted `collect`
+        too: nobody should have to make them again. None where there are none, or where they can be made again."""
         if self._runners is None:
             return None
         rows = self._runners.interrupted() if self._interrupted else {}
-        parts = [*self._handed, *([self.ahead] if self.ahead is not None else [])]
+        parts = [batch for step, batch in self._handed if step >= since]
+        parts += [] if self.ahead is None else [self.ahead]
         parts += [{name: x[None] for name, x in batch.items()} for batch in rows.values()]
         joined = _joined(parts) if parts else None
         return joined if joined is not None and joined["reward"].size > 0 else None
@@ -141,12 +148,13 @@ class WorkerPool:
         by_seed = dict(zip(self.seeds, policies or [None] * len(self.seeds), strict=True))
         num_envs = len(self._runner_ids) // len(self.seeds)
         shares = [num_steps // num_envs + (env_index < num_steps % num_envs) for env_index in range(num_envs)]
+        if self._runners is not None:
+            self._runners.forget()
         self._interrupted = True
         found: dict[RunnerId, Collected] = self.call(
             "collect",
             {at: (step, by_seed[at[0]], shares[at[1]], self.episodes.get(at), to_end) for at in self._runner_ids},
         )
-        self._interrupted = False
         self.episodes = {at: part.episode for at, part in found.items() if part.episode is not None}
         self.ended = {
             seed: [episode for at, part in found.items() if at[0] == seed for episode in part.ended]
@@ -216,8 +224,9 @@ class WorkerPool:
     def close(self) -> None:
         """Ends the workers; those that do not leave by themselves within seconds are killed. A single environment is
         paused, if it can be."""
-        if self._runners is not None:
-            self._runners.hold()
+        with suppress(Exception):  # what ended the run is being reported
+            if self._runners is not None:
+                self._runners.hold()
         workers = (*self._collectors, *self._evaluators)
         for worker in workers:
             worker.hang_up()
@@ -338,6 +347,8 @@ class _RemoteWorker:
 
     def wait_for_end(self, deadline: float) -> None:
         """Waits until the deadline for the process to leave by itself; then ends it, and all that it started."""
+        if self._log.closed:  # it has ended before, and its number may be another process's
+            return
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=max(0.0, deadline - time.monotonic()))
         with suppress(ProcessLookupError, PermissionError):  # nothing is left of it
@@ -348,12 +359,12 @@ class _RemoteWorker:
     def _replace(self) -> None:
         """Another process for one that died, which begins its job anew; too many in a row are a `RunError`."""
         problem = self._crash_report()
+        self.hang_up()
+        self.wait_for_end(time.monotonic())
         if self._restarts == _MOST_RESTARTS:
             raise RunError(f"{problem} It was restarted {_MOST_RESTARTS} times before.")
         self._restarts += 1
         self._notes.append(f"{problem} It is restarted and does its work again.")
-        self.hang_up()
-        self.wait_for_end(time.monotonic())
         self._start()
         try:
             self._pipe.send_bytes(self._pickled)

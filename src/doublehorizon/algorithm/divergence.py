@@ -18,6 +18,7 @@ _MOST_PARAMETER = 1e6  # weights of a healthy network are below a hundred
 _MOST_TIMES_REAL = 1e4  # an imagined world may be wrong, but not by this factor
 _SMALLEST_RANGE = 1e-4  # of an observation that never changes, as in normalizer.py
 _TIMES_USUAL = 1e3  # as far from the median as nine of ten rows: no stored row is unless something has failed
+_LEAST_REWARD = 10.0  # the same of rewards: a rare one of a thousand is what a task may be about
 _LEAST_USUAL = 0.1  # that distance for a number that hardly ever changes, relative to the median where that is large
 
 
@@ -101,14 +102,16 @@ def far_rows(
 def _far_rows(num_rows: Int[Array, ""], replay: ReplayBuffer) -> tuple[Bool[Array, " rows"], Int[Array, " rows"]]:
     rows, used = replay.rows, jnp.arange(replay.rows.reward.shape[0]) < num_rows
 
-    def far(x: Float[Array, " rows"], counted: Bool[Array, " rows"]) -> Bool[Array, " rows"]:
+    def far(
+        x: Float[Array, " rows"], counted: Bool[Array, " rows"], least: float = _LEAST_USUAL
+    ) -> Bool[Array, " rows"]:
         median = quantile(x, counted, 0.5)
         off = jnp.abs(x - median)
-        usual = jnp.maximum(quantile(off, counted, 0.9), _LEAST_USUAL * jnp.maximum(jnp.abs(median), 1.0))
+        usual = jnp.maximum(quantile(off, counted, 0.9), least * jnp.maximum(jnp.abs(median), 1.0))
         return counted & (off > _TIMES_USUAL * usual)
 
     obs, next_obs = (jax.vmap(lambda x: far(x, used), in_axes=1, out_axes=1)(x) for x in (rows.obs, rows.next_obs))
-    reward = far(rows.reward, used & (rows.terminated == 0))
+    reward = far(rows.reward, used & (rows.terminated == 0), _LEAST_REWARD)
     flags = jnp.concatenate([obs, reward[:, None], next_obs], axis=1)
     return jnp.any(flags, axis=1), jnp.argmax(flags, axis=1)
 

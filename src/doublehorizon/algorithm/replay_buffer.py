@@ -9,6 +9,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
+import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray, Shaped
 
 from doublehorizon.algorithm.types import Transition, blank_transitions
@@ -75,9 +76,18 @@ def rewound(replay: ReplayBuffer, num_stored: int) -> ReplayBuffer:
     return eqx.tree_at(lambda r: r.position, replay, position)
 
 
-def with_row(replay: ReplayBuffer, seed: int, at: int, row: Transition) -> ReplayBuffer:
-    """One row of one seed replaced. The replay has a leading seed axis."""
-    changed = jax.tree.map(lambda x, new: x.at[seed, at].set(new), replay.rows, row)
+def rows_at(replay: ReplayBuffer, places: list[tuple[int, int]]) -> list[Transition]:
+    """Rows on the host, each by its seed's index and its position."""
+    seeds, at = np.transpose(places)
+    found = jax.device_get(jax.tree.map(lambda x: x[seeds, at], replay.rows))
+    return [jax.tree.map(lambda x, i=i: x[i], found) for i in range(len(places))]
+
+
+def with_rows(replay: ReplayBuffer, places: list[tuple[int, int]], rows: list[Transition]) -> ReplayBuffer:
+    """The replay with other rows at these places; both have a leading seed axis."""
+    seeds, at = np.transpose(places)
+    new = jax.tree.map(lambda *x: np.stack(x), *rows)
+    changed = jax.tree.map(lambda x, y: x.at[seeds, at].set(y), replay.rows, new)
     return eqx.tree_at(lambda r: r.rows, replay, changed)
 
 

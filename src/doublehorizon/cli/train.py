@@ -5,7 +5,7 @@ import time
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
@@ -27,6 +27,9 @@ from doublehorizon.config_json import changed, read_config
 from doublehorizon.errors import UserError
 from doublehorizon.jax_settings import prepare_jax
 from doublehorizon.presets import preset
+
+if TYPE_CHECKING:
+    from doublehorizon.api import DHMBPO
 
 _EXAMPLES = """Trains DHMBPO on an environment and writes a run folder.
 
@@ -67,7 +70,7 @@ class TrainOptions:
     num_envs: IntIfGiven = None
     """Environments per seed that collect side by side, for slow simulators. Default: 1."""
     single_env: bool = False
-    """For a machine: one environment, which waits while the agent learns; no test episodes."""
+    """For real hardware: one environment, idle while the agent learns; no test episodes."""
     checkpoint_every: IntIfGiven = None
     """Iterations between checkpoints. Default: as often as takes a twentieth of the time."""
     replay_episodes: Replay = None
@@ -125,17 +128,23 @@ def run(arguments: list[str]) -> int:
             check=options.check and not options.config.loop.single_env and not options.single_env,
             **functions(options.termination_rule, options.reward, options.seed_policy),
         )
-    random_steps = model.random_timesteps
-    if options.steps < random_steps:
-        raise UserError(
-            f"--steps is {options.steps}, but training begins with {random_steps} random steps and learns after them. "
-            "Ask for more steps, or for fewer random ones with --loop.seed-iterations."
-        )
-    hint, logs = with_resume_hint(model, folder, options), tracked(folder, options.tensorboard, options.wandb)
-    with closing_env(model), hint, logs as trackers:
-        model.learn(options.steps, out=folder, progress_bar=not options.quiet, trackers=trackers)
+    with closing_env(model):
+        _require_learning(model, options.steps)
+        hint, logs = with_resume_hint(model, folder, options), tracked(folder, options.tensorboard, options.wandb)
+        with hint, logs as trackers:
+            model.learn(options.steps, out=folder, progress_bar=not options.quiet, trackers=trackers)
     report(model, folder, options.json)
     return 0
+
+
+def _require_learning(model: "DHMBPO", steps: int) -> None:
+    """A run that would end before it learns is a mistake."""
+    random = model.random_timesteps
+    if steps < random:
+        raise UserError(
+            f"--steps is {steps}, but training begins with {random} random steps and learns after them. "
+            "Ask for more steps, or for fewer random ones with --loop.seed-iterations."
+        )
 
 
 def _config(options: Train) -> Config:

@@ -100,7 +100,7 @@ def report(model: "DHMBPO", folder: Path, as_json: bool) -> None:
         return
     if returns:
         progress: Any = model.progress
-        words = with_spread(returns, progress.state.last_spreads, model.config.loop.evaluation_episodes or 0)
+        words = with_spread(returns, progress.state.last_spreads, model.evaluation_episodes)
         print(f"final test return: {words}{_how_good(model)}")
     kept = SaveBest(best_policy_file(folder))
     best = kept.best()

@@ -28,6 +28,16 @@ from doublehorizon.errors import UserError, unknown
 EnvLike = str | Callable[[], gym.Env] | gym.Env
 
 
+_SEE_THROUGH = (
+    gym.ActionWrapper
+    | gym.RewardWrapper
+    | gym.wrappers.OrderEnforcing
+    | gym.wrappers.PassiveEnvChecker
+    | gym.wrappers.RecordEpisodeStatistics
+    | gym.wrappers.TimeLimit
+)
+"""Wrappers that leave observations as they are."""
+
 _TIME_LIMIT = 1000  # simulator steps of an episode, where the environment says nothing
 
 Termination = Literal["known", "learned", "never"]
@@ -242,6 +252,7 @@ class Simulator:
 
     def step(self, act: np.ndarray, endless: bool = False) -> tuple[np.ndarray, float, bool, bool]:
         """Next observation, reward, terminated, truncated; `endless` goes on beyond the time limit."""
+        assert not self._paused, "a paused environment is resumed before it is stepped"
         scaled = to_own_units(np.clip(act, -1.0, 1.0), self._low, self._high)
         scaled = scaled.astype(self._dtype).reshape(self._shape)
         reward, terminated, truncated = 0.0, False, False
@@ -265,8 +276,8 @@ class Simulator:
         return self._counted() != self._count
 
     def observe(self) -> np.ndarray | None:
-        """What the environment observes now, by its method `observe`; None if it has none, or if a wrapper that is no
-        `ObservationWrapper` stands between."""
+        """What the environment observes now, by its method `observe`; None if it has none, or if a wrapper that may
+        change observations, and is no `ObservationWrapper`, stands between."""
         layers = [self.env]
         while isinstance(layers[-1], gym.Wrapper):
             layers.append(layers[-1].env)
@@ -274,13 +285,11 @@ class Simulator:
         method = getattr(inner, "observe", None)
         if not callable(method) or any(p.default is p.empty for p in inspect.signature(method).parameters.values()):
             return None
-        seen, space = method(), inner.observation_space
+        if not all(isinstance(layer, gym.ObservationWrapper | _SEE_THROUGH) for layer in layers):
+            return None
+        seen = method()
         for layer in reversed(layers):
-            if isinstance(layer, gym.ObservationWrapper):
-                seen = layer.observation(seen)
-            elif layer.observation_space != space:
-                return None
-            space = layer.observation_space
+            seen = layer.observation(seen) if isinstance(layer, gym.ObservationWrapper) else seen
         self.seen = seen
         return self._flat(seen)
 
@@ -344,4 +353,4 @@ class Simulator:
                 f"{self.spec.name} returned an observation that is not finite in step {self._steps} of an episode: "
                 f"{named}{', ...' if len(wrong) > 5 else ''}."
             )
-        return flat
+        return flat.copy()  # an environment may change its own array in place

@@ -179,18 +179,21 @@ class Progress:
 
     def leave_out(self, entries: tuple[LeftOut, ...]) -> None:
         """Puts a copy of another row in the place of each of these, if they are still stored."""
-        for entry in entries:
-            if entry.row >= self.num_stored - self.capacity:
-                self.machinery.originals[entry] = self._row(entry.seed, entry.row)
-                self._set_row(entry.seed, entry.row, self._row(entry.seed, entry.copy_of))
+        entries = tuple(entry for entry in entries if entry.row >= self.num_stored - self.capacity)
+        if not entries:
+            return
+        places = [(self.seeds.index(entry.seed), entry.row % self.capacity) for entry in entries]
+        sources = [(self.seeds.index(entry.seed), entry.copy_of % self.capacity) for entry in entries]
+        originals = replays.rows_at(self.replay, places)
+        self.machinery.originals |= dict(zip(entries, originals, strict=True))
+        self.machinery.replay = replays.with_rows(self.replay, places, replays.rows_at(self.replay, sources))
 
-    def _row(self, seed: int, number: int) -> Transition:
-        k, at = self.seeds.index(seed), number % self.capacity
-        return jax.device_get(jax.tree.map(lambda x: x[k, at], self.replay.rows))
-
-    def _set_row(self, seed: int, number: int, row: Transition) -> None:
-        k, at = self.seeds.index(seed), number % self.capacity
-        self.machinery.replay = replays.with_row(self.replay, k, at, row)
+    def _bring_back(self, entries: tuple[LeftOut, ...]) -> None:
+        """Undoes `leave_out`."""
+        places = [(self.seeds.index(entry.seed), entry.row % self.capacity) for entry in entries]
+        rows = [self.machinery.originals.pop(entry) for entry in entries]
+        if entries:
+            self.machinery.replay = replays.with_rows(self.replay, places, rows)
 
     def move_to(self, spec: EnvSpec) -> list[str]:
         """Goes on in another environment with the same spaces, where episodes begin anew; what is assumed of it."""
@@ -207,8 +210,7 @@ class Progress:
 
     def go_back(self, to: RunState) -> None:
         """Goes back to where the run stood, from anywhere inside the iteration that came next."""
-        for entry in self.state.left_out[len(to.left_out) :][::-1]:
-            self._set_row(entry.seed, entry.row, self.machinery.originals.pop(entry))
+        self._bring_back(self.state.left_out[len(to.left_out) :])
         moved = to.iteration != self.state.iteration or self.state.begun > 0
         self.machinery.whole = not moved or self.num_stored <= self.capacity
         if (to.termination, to.cut_after) != (self.state.termination, self.state.cut_after):

@@ -31,7 +31,7 @@ class Needs:
     disk: int
 
     def __str__(self) -> str:
-        return f"up to {_size(self.replay)} of memory for transitions and {_size(self.disk)} of disk"
+        return f"up to {_size(self.replay)} of memory for the replay buffer and {_size(self.disk)} of disk"
 
 
 def needs(config: Config, spec: EnvSpec, num_seeds: int, goal: int, prior_rows: int = 0) -> Needs:
@@ -93,7 +93,11 @@ def _of_machine() -> int | float:
 def _of_container() -> int | float:
     group = Path("/sys/fs/cgroup")
     most, now = (_read(group / f"memory.{name}", int) for name in ("max", "current"))
-    return math.inf if most is None or now is None else max(0, most - now)
+    if most is None or now is None:
+        return math.inf
+    parts = dict(line.split() for line in _read(group / "memory.stat", str.splitlines) or [])
+    cached = sum(int(parts.get(name, 0)) for name in ("inactive_file", "slab_reclaimable"))  # given back when needed
+    return max(0, most - now + cached)
 
 
 def _read(path: Path, parse: Callable[[str], Any]) -> Any:

@@ -113,7 +113,7 @@ def _same_sizes(run: Run, spec: EnvSpec) -> EnvSpec:
     return spec
 
 
-NO_GAIN = "no policy has tested better than the actions at the start, which were random or the seed policy's"
+NO_GAIN = "no evaluated policy beat the first evaluation, of random actions or the seed policy"
 
 
 def no_gain(returns: dict[int, dict[int, float]]) -> bool:

@@ -116,11 +116,11 @@ def decode(about: dict[str, Any], arrays: dict[str, np.ndarray], shapes: AgentSt
         iteration=int(about["iteration"]),
         seconds=float(about["seconds"]),
         returns={int(step): {int(k): float(v) for k, v in row.items()} for step, row in about["returns"].items()},
-        last_spreads={int(seed): float(value) for seed, value in about["spreads"].items()},
+        last_spreads={int(seed): float(value) for seed, value in about.get("spreads", {}).items()},
         pending={int(step): _pending(arrays, num_seeds, step, test) for step, test in about["pending"].items()},
         episodes=dict(_episode(arrays, spec, *entry) for entry in about["episodes"]),
         ahead=_ahead(arrays, num_seeds, spec),
-        left_out=tuple(LeftOut(*map(int, entry)) for entry in about["left_out"]),
+        left_out=tuple(LeftOut(*map(int, entry)) for entry in about.get("left_out", ())),
         log_sizes={str(name): int(size) for name, size in about["logs"].items()},
     )
 

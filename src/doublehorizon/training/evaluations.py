@@ -25,7 +25,7 @@ class Evaluations:
         step, state = self._progress.step, self._progress.state
         if step in state.returns or step in state.pending:
             return
-        if self._progress.config.loop.evaluation_episodes:
+        if self._pool.evaluation_episodes > 0:
             test = PendingEvaluation(state.policies, state.seconds)
             self._progress.update(pending=state.pending | {step: test})
             self._send(step)
@@ -53,5 +53,5 @@ class Evaluations:
         return done
 
     def _send(self, step: int) -> None:
-        episodes = self._progress.config.loop.evaluation_episodes or 0
-        self._pool.start_evaluation(self._progress.state.pending[step].policies, step, episodes)
+        policies = self._progress.state.pending[step].policies
+        self._pool.start_evaluation(policies, step, self._pool.evaluation_episodes)

@@ -14,6 +14,7 @@ from doublehorizon.algorithm.divergence import far_rows, select_seeds, signs_of_
 from doublehorizon.errors import RunError
 from doublehorizon.run.progress import Progress, fetch_policies
 from doublehorizon.run.run_state import LeftOut
+from doublehorizon.signals import unstoppable
 from doublehorizon.training.live_view import View
 
 _MOST_REPEATS = 3
@@ -89,19 +90,22 @@ def _leave_out_far_rows(progress: Progress, diverged: np.ndarray, view: View) ->
     names = [*names, "the reward", *(f"{name} after the step" for name in names)]
     for k in np.flatnonzero(diverged & flags.any(axis=1)):
         seed, far = progress.seeds[k], np.flatnonzero(flags[k])
-        near = np.flatnonzero(~flags[k, : progress.num_rows])
-        copies = near[np.argmin(np.abs(near[None] - far[:, None]), axis=1)]
+        usual = np.flatnonzero(~flags[k, : progress.num_rows])
+        # the next usual row: it is overwritten later than this one
+        copies = usual[np.minimum(np.searchsorted(usual, far), len(usual) - 1)]
         found += [
             LeftOut(seed, int(stored - 1 - age[i]), int(stored - 1 - age[j]))
-            for i, j in zip(far.tolist(), copies, strict=True)
+            for i, j in zip(far.tolist(), copies.tolist(), strict=True)
         ]
-        rows, name = "1 row" if len(far) == 1 else f"{len(far)} rows", names[numbers[k, far[0]]]
+        transitions = "1 transition" if len(far) == 1 else f"{len(far)} transitions"
         view.warn(
-            f"seed {seed} leaves {rows} of its replay out: {name} lies a thousand times farther from the others than "
-            f"they do (row {stored - 1 - age[far[0]]})"
+            f"seed {seed} no longer trains on {transitions}: {names[numbers[k, far[0]]]} is an extreme outlier, over "
+            f"1000 times the usual deviation (row {stored - 1 - age[far[0]]} of the replay)"
         )
-    progress.leave_out(tuple(found))
-    progress.update(left_out=progress.state.left_out + tuple(found))
+    if found:
+        with unstoppable():
+            progress.leave_out(tuple(found))
+            progress.update(left_out=progress.state.left_out + tuple(found))
 
 
 def _attempt(progress: Progress, state: AgentState, clock: Clock, view: View) -> tuple[AgentState, SeedMetrics]:

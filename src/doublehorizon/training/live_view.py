@@ -175,11 +175,11 @@ def introduction(spec: EnvSpec, num_seeds: int, iteration_steps: int, total: int
 def single_env_note(name: str, can_pause: bool, episodes: int, extra_steps: int) -> str:
     """What happens to the only environment of a run, which may be a machine: when it waits, and what steps it makes
     beside those of training, in test episodes."""
-    when = "paused" if can_pause else "between two episodes, so an iteration may begin late"
-    tests = "none, so it makes no steps but those of training (--loop.evaluation-episodes N for N each time)"
+    when = "paused" if can_pause else "which begins when the current episode has ended"
+    tests = "No test episodes; --loop.evaluation-episodes N runs N per evaluation"
     if episodes > 0:
-        tests = f"{episodes} each time, up to {extra_steps} steps beside those of training"
-    return f"{name} waits while the agent learns, {when}. Test episodes: {tests}"
+        tests = f"{episodes} test episodes per evaluation, up to {extra_steps} steps beside those of training"
+    return f"{name} is idle while the agent learns, {when}. {tests}"
 
 
 def sparkline(values: list[float], width: int = 24) -> str:
@@ -194,9 +194,11 @@ def with_spread(returns: dict[int, float], spreads: dict[int, float], episodes: 
     """A test return with its standard deviation: over the seeds or, of a single one, over its episodes."""
     values = list(returns.values())
     if len(values) > 1:
-        return f"{_mean(returns):.5g} ± {np.std(values, ddof=1):.3g} ({len(values)} seeds, {episodes} episodes each)"
-    spread = "".join(f" ± {value:.3g}" for value in spreads.values())
-    return f"{_mean(returns):.5g}{spread} ({episodes} episode{'s' if episodes != 1 else ''})"
+        what = f"std over {len(values)} seeds, {episodes} episodes each"
+        return f"{_mean(returns):.5g} ± {np.std(values, ddof=1):.3g} ({what})"
+    if not spreads:
+        return f"{_mean(returns):.5g} ({episodes} episode{'s' if episodes != 1 else ''})"
+    return f"{_mean(returns):.5g} ± {next(iter(spreads.values())):.3g} (std over {episodes} episodes)"
 
 
 def _mean(returns: dict[int, float]) -> float:

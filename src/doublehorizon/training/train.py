@@ -54,8 +54,8 @@ def train(
             checkpoints.write_if_due(boundary)
     except BaseException:
         with unstoppable(), suppress(RunError):  # a disk that fails now has failed before: that is being reported
-            rows = pool.unkept()
             progress.go_back(boundary)
+            rows = pool.unkept(progress.step)
             checkpoints.write_last(boundary if rows is None else progress.update(ahead=rows))
         raise
     with unstoppable():
