@@ -50,7 +50,7 @@ def random_steps(config: Config, time_limit: int, has_data: bool) -> int:
 
 def first_effort(config: Config, iterations: float) -> float:
     """Factor on the work of the first iteration that learns, after the steps of so many."""
-    return config.fit.first_effort or max(1.0, iterations)
+    return config.fit.first_effort or float(max(1, iterations))
 
 
 def discount(config: Config, episode_steps: int | None) -> Number:
