@@ -126,9 +126,14 @@ except RuntimeError as problem:
     assert (run_folder / "policy" / "seed0.safetensors").exists()
 
 
-def test_a_small_agent_solves_pendulum(run_folder, monkeypatch):
-    monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "0")  # here programs run for longer than they compile
+@pytest.fixture
+def optimised(monkeypatch):
+    """For programs that run for longer than they compile."""
+    monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "0")
     monkeypatch.setenv("XLA_FLAGS", f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=1")
+
+
+def test_a_small_agent_solves_pendulum(run_folder, optimised):
     small = (
         "--preset quick --model.width 64 --critic.width 64 --policy.width 64 --model.members 2 --policy.batch-size 32 "
         "--fit.batch-size 128 --horizons.distribution 20 --horizons.training 3 --loop.evaluate-every 100"
@@ -139,14 +144,14 @@ def test_a_small_agent_solves_pendulum(run_folder, monkeypatch):
 
 
 @pytest.mark.slow
-def test_quick_solves_pendulum(run_folder):
+def test_quick_solves_pendulum(run_folder, optimised):
     done = command("train", "Pendulum-v1", "--preset", "quick", "--steps", "1400", "--out", str(run_folder), "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["returns"]["0"] > -250.0
 
 
 @pytest.mark.slow
-def test_recorded_steps_alone_give_a_policy_and_no_random_step_is_made(run_folder, tmp_path):
+def test_recorded_steps_alone_give_a_policy_and_no_random_step_is_made(run_folder, tmp_path, optimised):
     np.savez(tmp_path / "log.npz", **recorded(2000))
     words = ["train", "Pendulum-v1", "--preset", "quick", "--data", str(tmp_path / "log.npz"), "--steps", "1000"]
     done = command(*words, "--out", str(run_folder), "--json")
@@ -157,7 +162,7 @@ def test_recorded_steps_alone_give_a_policy_and_no_random_step_is_made(run_folde
 
 
 @pytest.mark.slow
-def test_quick_balances_a_pole_that_may_fall(run_folder):
+def test_quick_balances_a_pole_that_may_fall(run_folder, optimised):
     """A task that terminates, with three seeds side by side."""
     words = ["train", "InvertedPendulum-v5", "--preset", "quick", "--steps", "2400", "--seeds", "3"]
     done = command(*words, "--out", str(run_folder), "--json")

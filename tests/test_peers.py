@@ -61,6 +61,6 @@ def test_a_notebook_shows_the_progress_view(has_widgets):
     shown = str(outputs[:-1])
     assert "Pendulum-v1: 3 observations" in shown and "Warning" not in shown, shown
     panel = str(notebook.metadata.get("widgets", ""))
-    drawn = {True: ("80 of 80 steps", "seed 1", "test return"), False: ("step 80/80", "(seeds: ")}[has_widgets]
+    drawn = {True: ("80 of 80 steps", "seed 1", "test return"), False: ("step 80/80", "seeds: ")}[has_widgets]
     for words in drawn:
         assert words in (panel if has_widgets else shown), (panel, shown)

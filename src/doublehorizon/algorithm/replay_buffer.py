@@ -113,7 +113,8 @@ def rows_of_age(
     replay: ReplayBuffer, age: Int[Array, "*shape"], num_rows: int | Int[Array, ""]
 ) -> Int[Array, "*shape"]:
     """Positions of rows by how many came after them, 0 for the newest, if `num_rows` are stored."""
-    return (replay.position - 1 - age) % num_rows
+    at = replay.position - 1 - age
+    return jnp.where(at < 0, at + num_rows, at)  # `%` fails in a program over several devices
 
 
 def take(replay: ReplayBuffer, at: Int[Array, " n"]) -> tuple[Transition, Float[Array, "n member"]]:
