@@ -410,3 +410,30 @@ def test_evaluating_too_early_leaves_a_machine_as_it_is(log, waits):
     with pytest.raises(dh.UserError, match="nothing was learnt yet"):
         model.evaluate(1)
     assert commands(log) == []
+
+
+def test_surplus_steps_are_kept_when_the_iteration_is_interrupted(log, waits):
+    def interrupt(progress):
+        if progress.step == 80:
+            raise KeyboardInterrupt
+
+    model = dh.DHMBPO(Waiting(log), config=CONFIG)
+    with pytest.raises(KeyboardInterrupt):
+        model.learn(200, callback=interrupt)
+    assert model.num_timesteps == 60  # two episodes; the third one has the steps 60 to 90
+    np.testing.assert_array_equal(model.progress.state.ahead["obs"][0, :, 0], np.arange(30))
+
+
+class Looking(Waiting):
+    """It cannot be paused, but say where it is."""
+
+    def observe(self):
+        return self.now()
+
+
+def test_a_second_learn_begins_with_what_is_observed_then(log):
+    env = Looking(log)
+    model = dh.DHMBPO(env, config=CONFIG.with_(loop__seed_iterations=10)).learn(20)
+    env.pauses = 7  # somebody has moved it
+    model.learn(20)
+    np.testing.assert_array_equal(rows_of(model, 40)["obs"][18:22, 1], [0, 0, 7, 7])

@@ -11,7 +11,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from doublehorizon.acting.env_runner import RunnerGroup, WorkerSpec
+from doublehorizon.acting.env_runner import RunnerGroup, WorkerSpec, stuck_at
 from doublehorizon.acting.workers import WorkerPool
 from doublehorizon.envs.make import describe, factory, make
 from doublehorizon.errors import RunError, UserError
@@ -206,6 +206,15 @@ def test_a_python_child_of_the_environment_does_not_hold_the_pipe(tmp_path):
         with pytest.raises(RunError, match="restarted 3 times"):
             workers.collect(None, 20)
         assert time.monotonic() - begun < 40
+
+
+def test_a_process_is_stuck_after_five_alarms():
+    """One more than fill the timeout: a process that was stopped raises one when it continues."""
+    alarm = "Timeout (0:00:01)!\nThread 1:\n  in step\n"
+    assert stuck_at("") == (None, "") and stuck_at("4 10\n") == ((4, 10), "")
+    assert stuck_at("4 10\n" + 4 * alarm) == ((4, 10), "")
+    assert stuck_at("4 10\n" + 5 * alarm) == ((4, 10), alarm)
+    assert stuck_at(alarm)[0] is None
 
 
 def test_a_worker_that_was_stopped_goes_on():
