@@ -188,7 +188,7 @@ def members_of_group(group: int) -> list[int]:
 
 
 def test_a_python_child_of_the_environment_does_not_hold_the_pipe(tmp_path):
-    """It is told of by the end of the pipe, long before anybody looks at the process."""
+    """The pipe closes with the worker, so its death is seen long before the process is polled."""
 
     def fork_and_vanish(env, action):
         import os

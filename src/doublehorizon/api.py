@@ -146,7 +146,7 @@ class DHMBPO:
     def _learn_to(
         self, goal: int, out: str | Path | None, callback: CallbackLike, progress_bar: bool, trackers: Sequence[Tracker]
     ) -> None:
-        """Trains until `goal` simulator steps per seed are done in all. Ctrl-C is told in one line."""
+        """Trains until `goal` simulator steps per seed are done in all. Ctrl-C ends it with one line."""
         try:
             self._train(goal, out, callback, progress_bar, trackers)
         except Stopped as stopped:

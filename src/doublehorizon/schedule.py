@@ -38,7 +38,7 @@ def evaluate_every(config: Config, time_limit: int) -> int:
 
 
 def evaluated_iterations(config: Config, time_limit: int, first_fit: int, last: int) -> list[int]:
-    """After which iterations there is a test: none, the first fit's, then every so many, and the last."""
+    """Iterations after which there is an evaluation: 0, the first fit, each multiple of `evaluate_every`, the last."""
     every = evaluate_every(config, time_limit)
     return sorted({0, min(first_fit, last), last, *range(every * -(-first_fit // every), last, every)})
 
@@ -49,7 +49,7 @@ def random_steps(config: Config, time_limit: int, has_data: bool) -> int:
 
 
 def first_effort(config: Config, iterations: float) -> float:
-    """Factor on the work of the first iteration that learns, after the steps of so many."""
+    """Factor on the work of the first iteration that learns, if it comes after this many iterations of steps."""
     return config.fit.first_effort or float(max(1, iterations))
 
 

@@ -197,7 +197,7 @@ def ensemble_score(
     log_noise: Float[Array, "member noises target"],
     target: Float[Array, "rows target"],
 ) -> Float[Array, "rows target"]:
-    """The paper's S_n, number by number: negative log-likelihood of the ensemble taken as one Gaussian."""
+    """The paper's S_n per dimension: negative log-likelihood of the ensemble taken as one Gaussian."""
     middle, variance = as_one_gaussian(mean, log_noise)
     error = jnp.square(middle - target)
     return 0.5 * (error / variance + jnp.log(variance))
