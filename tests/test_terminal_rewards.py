@@ -55,6 +55,9 @@ def test_a_terminal_penalty_does_not_spoil_the_model(task):
     continues, reward = imagine_end(task, world, (obs, act), 0.9 * obs, jnp.array([1.0, 1.0]), None)
     np.testing.assert_allclose(continues, [0.0, 1.0], atol=0.05)
     np.testing.assert_allclose(reward, [-200.0, 1.0], atol=10.0)
+    if task is KNOWN:  # what would have been earned had the episode continued may overflow
+        _, reward = imagine_end(task, world, (obs, act), 0.9 * obs, jnp.array([jnp.inf, 1.0]), None)
+        np.testing.assert_allclose(reward, [-200.0, 1.0], atol=10.0)
 
 
 def test_the_papers_presets_keep_terminal_rewards_in_the_model():
